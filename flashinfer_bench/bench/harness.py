@@ -37,7 +37,7 @@ from flashinfer_bench.data import Definition, Evaluation, Solution, Trace
 from flashinfer_bench.data.store.trace_writer import TraceWriter
 from flashinfer_bench.errors import DataSetError, Fault, FlashInferBenchError
 from flashinfer_bench.roofline.measured import find_peaks_file, read_peaks
-from flashinfer_bench.roofline.peaks import describe_time
+from flashinfer_bench.roofline.peaks import choose_peak, describe_time
 from flashinfer_bench.roofline.workloads import cost_of_workload
 from flashinfer_bench.timing.between_workers import WORKERS, report_with_spread
 from flashinfer_bench.timing.flags import BELOW_FLOOR
@@ -366,11 +366,14 @@ class TraceRecorder:
         if cost is None:
             return found
         latency_ms = performance.latency_ms
-        measured = read_peaks(find_peaks_file(self._context.cache, device.uuid))
-        roofline = describe_time(cost, device.name, latency_ms, measured.peak if measured else None)
+        file = read_peaks(find_peaks_file(self._context.cache, device.uuid))
+        measured = file.peak if file else None
+        roofline = describe_time(cost, device.name, latency_ms, measured)
         if roofline is None:
             return found
         record = found.get("measurement", extra.get("measurement"))
-        if isinstance(record, dict) and max(record.get("interval95_ms", [latency_ms])) < roofline.get("floor_ms", 0):
+        peak = choose_peak(cost, device.name, measured)
+        floor_ms = peak.floor(cost)[0] if peak is not None else 0.0
+        if isinstance(record, dict) and max(record.get("interval95_ms", [latency_ms])) < floor_ms:
             found["measurement"] = {**record, "flags": [*record.get("flags", []), BELOW_FLOOR]}
         return {**found, "roofline": roofline}

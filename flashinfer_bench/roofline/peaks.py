@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from flashinfer_bench.roofline.cost import TERA, Cost
@@ -54,6 +54,11 @@ class Peak:
         """Return the shortest times for the arithmetic and for the bytes of a call."""
         return cost.flops / TERA / self.operations(cost.unit) * 1e3, cost.bytes / TERA / self.tb_per_sec * 1e3
 
+    def floor(self, cost: Cost) -> tuple[float, str]:
+        """Return the time below which no call can be, and what binds it. Bytes that fit into the cache do not count."""
+        compute_ms, memory_ms = self.limits_ms(cost)
+        return _bind(compute_ms, memory_ms if cost.bytes > self.l2_bytes else 0.0)
+
 
 PEAKS: Final = (
     # pattern, name, figures of fp64, fp32, tf32, fp16, fp8 and fp4 in 10^12 operations a second, TB/s, MiB of L2
@@ -92,6 +97,14 @@ def find_peak(device_name: str) -> Peak | None:
     return None
 
 
+def choose_peak(cost: Cost, device_name: str, measured: Peak | None = None) -> Peak | None:
+    """Return the measured peaks if they include the unit of the cost, else the vendor's figures; None without both."""
+    vendor = find_peak(device_name)
+    if measured is None or cost.unit not in measured.tflops:
+        return vendor
+    return replace(measured, l2_bytes=vendor.l2_bytes if vendor is not None else measured.l2_bytes)
+
+
 def describe_time(
     cost: Cost, device_name: str, milliseconds: float, measured: Peak | None = None
 ) -> dict[str, Any] | None:
@@ -107,17 +120,14 @@ def describe_time(
         return None
     record: dict[str, Any] = {"flops": cost.flops, "bytes": cost.bytes, "unit": cost.unit}
     record |= {"tflops": cost.tflops(milliseconds), "tb_per_sec": cost.tb_per_sec(milliseconds)}
-    vendor = find_peak(device_name)
-    peak = measured if measured is not None and cost.unit in measured.tflops else vendor
+    peak, vendor = choose_peak(cost, device_name, measured), find_peak(device_name)
     if peak is None:
         return record
     floor_ms, bound = _bind(*peak.limits_ms(cost))
     record |= {"share": floor_ms / milliseconds, "bound": bound, "floor_ms": floor_ms, "peak": peak.label}
     if vendor is None:
         return record
-    compute_ms, memory_ms = vendor.limits_ms(cost)
-    # data that fit into the cache need not come from memory
-    floor_ms, bound = _bind(compute_ms, memory_ms if cost.bytes > vendor.l2_bytes else 0.0)
+    floor_ms, bound = vendor.floor(cost)
     if milliseconds * SLACK < floor_ms:
         record["too_fast"] = (
             f"{milliseconds:.6f} ms is faster than the device allows ({floor_ms:.6f} ms, bound by "
