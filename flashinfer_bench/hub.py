@@ -56,6 +56,8 @@ class Fetch:
     downloaded: int = 0
     kept: list[str] = field(default_factory=list)
     """Files of traces that differ from the hub's."""
+    left: list[str] = field(default_factory=list)
+    """Files of the earlier commit that are in the folder, and that the new commit lacks."""
     problems: dict[str, str] = field(default_factory=dict)
     """Chosen file → why the folder lacks it."""
 
@@ -63,7 +65,8 @@ class Fetch:
         """Check files, and download those that are missing or differ."""
         wrong = self.find_wrong(self.check, sorted(chosen), "checking")
         self.kept += (path for path in wrong if path.startswith(f"{TRACES}/") and (self.root / path).exists())
-        absent = refused = [path for path in wrong if path not in self.kept]
+        kept = set(self.kept)
+        absent = refused = [path for path in wrong if path not in kept]
         if self.download is not None and absent:
             size = sum(self.record.files[path][0] for path in absent)
             with TemporaryDirectory(prefix=".fetch-", dir=self.root) as staging:
@@ -142,14 +145,21 @@ def fetch_set(
         listed = record.files.keys()
         names = choose(listed)
         chosen = set() if only_missing else {path for path in listed if _is_chosen(path, names)}
+        if old is not None and record is not old:
+            record = record.model_copy(update={"is_updating": True})
+        if record.is_updating:
+            chosen |= {path for path in listed if (root / path).exists()}
         if record is not old:
-            fetched = set() if old is None else old.files.keys() & listed
-            chosen |= {path for path in fetched if (root / path).exists()}
             write_whole(root / RECORD, record.model_dump_json(), root=root)
         load = partial(api.hf_hub_download, repository, repo_type="dataset", revision=record.commit)
         each = partial(thread_map, max_workers=THREADS, unit="file", disable=is_quiet or None)  # None: not on a pipe
         fetch = Fetch(root, record, None if is_offline else load, each)
+        if old is not None:
+            fetch.left = sorted(path for path in old.files.keys() - listed if (root / path).exists())
         fetch.bring(chosen)
+        if record.is_updating and not fetch.problems:
+            written = record.model_copy(update={"is_updating": False})
+            write_whole(root / RECORD, written.model_dump_json(), root=root)
         blobs = {
             str(PurePosixPath(source.path))
             for name, lines in TraceSet.from_path(root).workloads.items()

@@ -53,6 +53,7 @@ def execute(args: Namespace) -> int:
     )
     problems = [f"{path}: {reason}" for path, reason in sorted(done.problems.items())]
     write_err(*(f"kept, though it differs from the hub's: {path}" for path in done.kept))
+    write_err(*(f"stays, though the commit has it no more: {path}" for path in done.left))
     write_err(*(f"error: {line}" for line in problems))
     document = {"output": str(root), "repository": args.repository, "commit": done.record.commit, "kept": done.kept}
     document |= {"files": done.files, "downloaded": done.downloaded, "problems": problems}

@@ -177,6 +177,27 @@ def test_a_newer_commit_updates_the_files_that_are_here_and_keeps_traces(fetch, 
     assert (tmp_path / "set" / TRACES).read_bytes() == grown
 
 
+def test_an_interrupted_update_is_completed_by_a_fetch_of_other_files(fetch, server, content, tmp_path):
+    fetch("--definitions double")
+    gone = "solutions/alice/doubles/double/double_python.json"
+    server.files |= {BROKEN: b"new", "README.md": b"new"}
+    del server.files[gone]
+    server.on_download = lambda path: 410 if path == BROKEN else None
+    code = fetch("--definitions triple")[0]
+    assert (code, (tmp_path / "set" / BROKEN).read_bytes()) == (1, content[BROKEN])
+    server.on_download = lambda _: None
+    assert fetch("--definitions triple --offline")[0] == 1
+    code, _, _, downloads = fetch("--definitions triple")
+    assert (code, BROKEN in downloads, (tmp_path / "set" / BROKEN).read_bytes()) == (0, True, b"new")
+    server.files["README.md"] = b"newer"
+    code, _, _, downloads = fetch("--definitions triple")
+    assert (code, downloads, (tmp_path / "set" / gone).exists()) == (0, ["README.md"], True)
+    del server.files[BROKEN]
+    assert f"stays, though the commit has it no more: {BROKEN}\n" in fetch("--definitions triple")[2]
+    (tmp_path / "set" / blob_of("double", 1)).write_bytes(b"mine")
+    assert fetch("--definitions triple")[::3] == (0, [])
+
+
 def test_paths_of_the_hub_stay_in_the_set(fetch, server, tmp_path):
     server.files = {
         "../out.json": b"x",

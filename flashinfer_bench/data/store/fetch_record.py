@@ -4,7 +4,7 @@
 resumed, a complete one is checked offline, and a message about a missing blob names the command. Format 1:
 
     {"format": 1, "repository": "owner/name", "revision": "main", "commit": "40 hex digits",
-     "files": {path: [bytes, digest]}}
+     "files": {path: [bytes, digest]}, "is_updating": false}
 """
 
 from __future__ import annotations
@@ -40,6 +40,8 @@ class FetchRecord(BaseModel):
     """The requested branch, tag or commit."""
     commit: str
     """The commit of the revision, 40 hexadecimal digits."""
+    is_updating: bool = False
+    """Whether files of the set may still be of an earlier commit."""
     files: dict[str, tuple[int, str]]
     """Path → size in bytes, and digest in hexadecimal: SHA-256 (64 digits), or the id of git's blob (40 digits)."""
 
