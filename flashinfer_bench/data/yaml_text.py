@@ -1,6 +1,6 @@
 """Parses untrusted YAML: aliases and merge keys may expand to billions of values.
 
-Imports no other module of the package.
+A key is text as it is written: 1234, on and 0x12 are names. Imports no other module of the package.
 """
 
 from __future__ import annotations
@@ -11,8 +11,20 @@ import yaml
 
 MOST_YAML_BYTES: Final = 1 << 19
 """Largest YAML file, in bytes. A file of this size takes some ten seconds to parse."""
+TAGS: Final = "tag:yaml.org,2002:"
 MOST_VALUES: Final = 100_000
 """Largest number of keys and values after expansion."""
+
+
+class _Loader(yaml.SafeLoader):
+    """Reads keys as text, except merge keys."""
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        node = super().compose_node(parent, index)
+        is_key = isinstance(parent, yaml.MappingNode) and index is None
+        if not is_key or not isinstance(node, yaml.ScalarNode) or node.tag == f"{TAGS}merge":
+            return node
+        return yaml.ScalarNode(f"{TAGS}str", node.value, node.start_mark, node.end_mark, node.style)
 
 
 def parse_yaml(text: str) -> tuple[yaml.Node | None, Any]:
@@ -21,7 +33,7 @@ def parse_yaml(text: str) -> tuple[yaml.Node | None, Any]:
     Raises:
         yaml.YAMLError: the text is not YAML, or expands to too many values.
     """
-    loader = yaml.SafeLoader(text)
+    loader = _Loader(text)
     try:
         root = loader.get_single_node()
         if root is None:

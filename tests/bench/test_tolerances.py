@@ -56,6 +56,7 @@ def test_sets_are_merged_unless_their_tolerances_differ(tmp_path):
         ("- moe_e8\n", "a mapping"),
         ("moe_e8: 0\n", "moe_e8.*line 1.*a mapping of keys to values is needed"),
         ("moe_e8: {}\nmoe_e8: {}\n", "this key stands on line 1 already"),
+        ("{moe_e8: {}, moe_e8: {}}\n", "this key stands on line 1 already"),
         ("moe_e8: [\n", "this is not YAML"),
         (lambda path: path.write_bytes(b"\xff"), "not UTF-8 text"),
         (os.mkfifo, "this is a pipe"),

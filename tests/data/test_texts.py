@@ -63,3 +63,9 @@ def test_anchors_aliases_and_merge_keys_of_people_are_read():
     text = "base: &base {rtol: 0.01, atol: 0.1}\nown:\n  <<: *base\n  atol: 0.2\n"
     assert parse_yaml(text)[1]["own"] == {"rtol": 0.01, "atol": 0.2}
     assert parse_yaml("# nothing\n") == (None, None)
+
+
+def test_keys_are_text_as_it_is_written():
+    text = "48201933: 1\n0x12: 0x12\non: on\n2026-01-02: &a 7\n? *a\n: *a\n=: x\n"
+    expected = {"48201933": 1, "0x12": 18, "on": True, "2026-01-02": 7, "7": 7, "=": "x"}
+    assert parse_yaml(text)[1] == expected

@@ -91,6 +91,8 @@ def test_tables_and_rows_say_that_means_are_weighted(line, shown, tmp_path, caps
 
 
 WRONG = {
+    "a key twice": ("double: {work_0: 3, work_0: 2}", "error", None, None, "this key stands on line 1 already"),
+    "no such digits": ("double:\n  1234: 3", "warning", 2, "double.1234", "no workload has this name"),
     "no number": ("double:\n  work_0: 3\n  work_1: many", "error", 3, "double.work_1", "valid number"),
     "not above 0": ("double:\n  work_0: 0", "error", 2, "double.work_0", "greater than 0"),
     "a list": ("double: [3]", "error", 1, "double", "dictionary"),
@@ -107,6 +109,15 @@ def test_a_wrong_file_is_reported_with_its_line_and_has_no_effect(tmp_path, text
     assert (issue.severity, issue.file.name, issue.line, issue.field) == (severity, "weights.yaml", line, field)
     assert said in issue.reason
     assert [trace.workload.weight for trace in trace_set.workloads["double"]] == [9.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize("uuid", ["48201933", "0x12", "1234"])
+def test_a_uuid_of_digits_is_a_name(uuid, tmp_path):
+    line = make_trace(solution=None, workload=make_workload(uuid))
+    text = f"double: {{{uuid}: 2.5}}\n"
+    root = write_trace_set(tmp_path, {"weights.yaml": text}, definitions=[make_definition()], workloads=[line])
+    trace_set = TraceSet.from_path(root)
+    assert (trace_set.issues, trace_set.workloads["double"][0].workload.weight) == ([], 2.5)
 
 
 @pytest.mark.parametrize(

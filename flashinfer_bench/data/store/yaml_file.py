@@ -51,8 +51,9 @@ def read_yaml_file(path: Path) -> YamlFile:
     lines: dict[tuple[str, ...], int] = {}
     twice = []
     for key, line in _walk_keys(root, ()):
-        if lines.setdefault(key, line) != line:  # PyYAML would silently keep the last value
+        if key in lines:  # PyYAML would silently keep the last value
             twice.append(f"{path}: {'.'.join(key)} (line {line}): this key stands on line {lines[key]} already")
+        lines.setdefault(key, line)
     if twice:
         raise ConfigError("\n".join(twice))
     return YamlFile(values or {}, lines)
