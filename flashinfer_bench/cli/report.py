@@ -13,6 +13,7 @@ from dataclasses import asdict
 from functools import partial
 from importlib.util import find_spec
 from itertools import chain
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final
 
@@ -61,6 +62,8 @@ from flashinfer_bench.data.sets.results import Result, list_results, parse_time
 from flashinfer_bench.data.sets.weights import weights_of
 from flashinfer_bench.data.store.layout import TOLERANCES_FILE
 from flashinfer_bench.data.store.trace_lines import AnyTrace, kept_of
+from flashinfer_bench.data.trace import Trace
+from flashinfer_bench.data.workload import find_named
 from flashinfer_bench.errors import ConfigError, DataSetError, Fault, UsageError
 from flashinfer_bench.report.changes import GONE, NEW, VERDICT, find_changes, find_epochs
 from flashinfer_bench.report.decision import FASTER, SAME, SLOWER, THRESHOLD, UNKNOWN
@@ -300,7 +303,7 @@ def execute_summary(args: Namespace) -> int:
     traces = choose_traces(trace_set, args)
     names = _name_workloads(args, trace_set, traces)
     if args.by == "solution":
-        rows = _summarise(trace_set, traces)
+        rows = _summarise(args, trace_set, traces)
         render = partial(render_summary, names=names, against=against)
         return _show(args, choose_rows(args, summary_cells(rows), rows), render, NO_TRACES)
     results = list_results(trace_set, traces)
@@ -335,7 +338,7 @@ def execute_visualize(args: Namespace) -> int:
     """Print the counts of verdicts, one row per solution, and the best solution of each workload."""
     trace_set = open_trace_set(args)
     traces = choose_traces(trace_set, args)
-    rows, statuses = _summarise(trace_set, traces), count_statuses(traces)
+    rows, statuses = _summarise(args, trace_set, traces), count_statuses(traces)
     names = _name_workloads(args, trace_set, traces)
     best = best_by_workload(traces, trace_set=trace_set)
     rows, best = choose_rows(args, summary_cells(rows), rows), choose_rows(args, best_cells(best, names), best)
@@ -356,7 +359,7 @@ def execute_table(args: Namespace) -> int:
     cells, lines = make_grid(rows, _name_workloads(args, trace_set, traces))
     scores: dict[tuple[str, str], SummaryRow] = {}
     if "Solution" in cells:
-        scores = {(row.solution, row.hardware): row for row in _summarise(trace_set, traces)}
+        scores = {(row.solution, row.hardware): row for row in _summarise(args, trace_set, traces)}
         cells = {**cells, SOL: lambda line: fill_cell(SOL_CELL, scores[line.name, line.hardware])}
     lines = choose_rows(args, cells, lines)
     rows = [row for line in lines for row in line.rows.values()]
@@ -417,10 +420,18 @@ def _open_against(args: Namespace) -> tuple[TraceSet, str]:
     return trace_set, f"solutions of {to_one_line(author)}"
 
 
-def _summarise(trace_set: TraceSet, traces: Sequence[AnyTrace]) -> list[SummaryRow]:
+def _summarise(args: Namespace, trace_set: TraceSet, traces: Sequence[AnyTrace]) -> list[SummaryRow]:
+    """Return the rows. The expected workloads are those that the arguments select."""
     pairs = {(trace.definition, trace.solution or "") for trace in traces if trace.evaluation is not None}
-    weights = {name: weights_of(trace_set.workloads.get(name, [])) for name, _ in pairs}
+    weights = {name: weights_of(_choose_lines(args, trace_set.workloads.get(name, []))) for name, _ in pairs}
     return summarise(traces, {pair: weights[pair[0]] for pair in pairs}, trace_set)
+
+
+def _choose_lines(args: Namespace, lines: Sequence[Trace]) -> Sequence[Trace]:
+    names = getattr(args, "workloads", ())
+    if not names:
+        return lines
+    return [line for name in names for line in find_named(name, lines, attrgetter("workload"))]
 
 
 def _name_workloads(args: Namespace, trace_set: TraceSet, traces: Iterable[AnyTrace]) -> Names:

@@ -111,6 +111,15 @@ def test_a_wrong_file_is_reported_with_its_line_and_has_no_effect(tmp_path, text
     assert [trace.workload.weight for trace in trace_set.workloads["double"]] == [9.0, 1.0, 1.0]
 
 
+def test_a_table_of_chosen_workloads_has_their_mean_score(tmp_path, capsys):
+    root = write(tmp_path / "set")
+    line = f"report table double --columns solution sol-score --local {root} --workloads"
+    for names, score in {"work_0": 0.3, "work_0 w2": (3 * 0.3 + 0.5 / 1.75) / 3.5}.items():
+        assert main([*line.split(), *names.split()]) == 0
+        rows = map(str.split, capsys.readouterr().out.splitlines())
+        assert ["mine", f"{score:.4g}"] in rows
+
+
 @pytest.mark.parametrize("uuid", ["48201933", "0x12", "1234"])
 def test_a_uuid_of_digits_is_a_name(uuid, tmp_path):
     line = make_trace(solution=None, workload=make_workload(uuid))
