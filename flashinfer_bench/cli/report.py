@@ -514,7 +514,8 @@ def execute_export(args: Namespace) -> int:
         content, rows, others = make(form, trace_set, traces)
         left_out = f"; {others.total()} left out: {list_counts(others)}" if others else ""
         if not rows:
-            raise Fault(f"{args.dir_or_file}: not written, since no verdict passed with a time that counts{left_out}")
+            which = "passed with a time that counts" if form in TRACKERS else "is on a KernelBench task"
+            raise Fault(f"{args.dir_or_file}: not written, since no verdict {which}{left_out}")
     else:
         content, rows = make_export(form, trace_set, traces)
     if args.dir_or_file == "-":

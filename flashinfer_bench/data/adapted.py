@@ -15,7 +15,7 @@ from flashinfer_bench.data.reference import read_module
 from flashinfer_bench.data.solution import BuildSpec, Solution, SourceFile, SupportedLanguages
 from flashinfer_bench.errors import DataSetError
 
-SOLUTION_FILE: Final = re.compile(r"level_(\d+)_problem_(\d+)_sample_\w+")
+SOLUTION_FILE: Final = re.compile(r"level_(\d+)_problem_(\d+)_sample_(?=\w)(\d*)\w*")
 ENGINES: Final[Mapping[str, tuple[str, str]]] = {
     "kernelbench": ("ModelNew", "tasks of KernelBench"),
     "gpumode": ("custom_kernel", "problems of GPU MODE"),

@@ -1,6 +1,7 @@
 """The latest verdicts on KernelBench's tasks as its `eval_results.json`: problem → samples.
 
-`runtime` is our median in ms, where KernelBench has a mean. A solution keeps its sample id if its file had a name in
+`runtime` is our median in ms, where KernelBench has a mean. A solution is one sample: its newest verdict. If it failed
+another workload on the same hardware, that failure counts. A solution keeps its sample id if its file had a name in
 KernelBench's form and the id is free.
 """
 
@@ -9,11 +10,13 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import count
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
-from flashinfer_bench.data.sets.results import list_results
+from flashinfer_bench.data.adapted import SOLUTION_FILE
+from flashinfer_bench.data.sets.results import Result, group, list_results, moment_of
 from flashinfer_bench.data.store.trace_lines import AnyTrace
 from flashinfer_bench.errors import UsageError
 from flashinfer_bench.report.verdict import reason_of
@@ -23,8 +26,8 @@ if TYPE_CHECKING:
 
 KERNELBENCH: Final = "kernelbench"
 TASK: Final = re.compile(r"(kernelbench(?:_l\d+)?)_(\d+)_.*")
-SAMPLE: Final = re.compile(r"sample_(\d+)")
 NO_TASK: Final = "no task of KernelBench"
+OTHER_JOB: Final = "the same solution on other hardware or another workload"
 
 
 def make_results_file(_form: str, trace_set: TraceSet, traces: Iterable[AnyTrace]) -> tuple[bytes, int, Counter[str]]:
@@ -35,14 +38,17 @@ def make_results_file(_form: str, trace_set: TraceSet, traces: Iterable[AnyTrace
     """
     problems: dict[str, dict[int, Any]] = {}
     levels, left_out = Counter[str](), Counter[str]()
-    for item in list_results(trace_set, traces):
-        task, named = TASK.fullmatch(item.definition), SAMPLE.search(item.solution)
+    for items in group(list_results(trace_set, traces), attrgetter("definition", "solution")).values():
+        item = _choose(items)
+        task, named = TASK.fullmatch(item.definition), SOLUTION_FILE.search(item.solution)
         if task is None:
-            left_out[NO_TASK] += 1
+            left_out[NO_TASK] += len(items)
             continue
+        left_out += Counter({OTHER_JOB: len(items) - 1})
         levels[task[1]] += 1
         samples = problems.setdefault(str(int(task[2])), {})
-        number = next(one for one in count(int(named[1]) if named else 0) if one not in samples)
+        wanted = int(named[3] or 0) if named and int(named[2]) == int(task[2]) else 0
+        number = next(one for one in count(wanted) if one not in samples)
         latency, is_compiled = item.latency_ms, item.status != "COMPILE_ERROR"
         problem = "correctness_issue" if item.evaluation.correctness else "runtime_error"
         reason = {problem if is_compiled else "compilation_error": reason_of(item.evaluation)}
@@ -58,3 +64,10 @@ def make_results_file(_form: str, trace_set: TraceSet, traces: Iterable[AnyTrace
         raise UsageError(f"several levels number their problems alike; choose: --op-types {' or '.join(levels)}")
     found = {name: list(samples.values()) for name, samples in problems.items()}
     return json.dumps(found, indent=1, allow_nan=False).encode() + b"\n", levels.total(), left_out
+
+
+def _choose(items: Sequence[Result]) -> Result:
+    """Return the result of a solution that counts, of its jobs."""
+    newest = max(reversed(items), key=lambda item: moment_of(item.evaluation))
+    failed = (item for item in items if item.hardware == newest.hardware and not item.is_passed)
+    return next(failed, newest)

@@ -4,6 +4,7 @@ import json
 
 from flashinfer_bench.cli.main import cli as main
 from tests.kit import make_definition, make_solution, make_trace, make_workload, write_trace_set
+from tests.report.made import on
 
 SOFTMAX, CONV, OTHER = "kernelbench_l1_023_softmax", "kernelbench_l2_001_conv", "double"
 SAMPLES = {"run_level_1_problem_23_sample_2_kernel": "PASSED", "b": "COMPILE_ERROR", "c": "INCORRECT_NUMERICAL"}
@@ -27,6 +28,38 @@ def write_set(root):
             for name, solution, status in jobs
         ],
     )
+
+
+def test_a_solution_is_one_sample_of_its_newest_hardware(tmp_path, capsys):
+    digits = "kernelbench_l1_024_resample"
+    verdicts = {"both": [("w", "old", 1, "PASSED"), ("w", "new", 2, "PASSED"), ("v", "new", 2, "TIMEOUT")]}
+    verdicts |= {"resample_3d": [("w", "new", 3, "PASSED"), ("w", "old", 4, "INCORRECT_NUMERICAL")]}
+    traces = [
+        on(uuid, name, status=status, hardware=hardware, timestamp=f"2026-01-0{day}T00:00:00").model_copy(
+            update={"definition": digits}
+        )
+        for name, jobs in verdicts.items()
+        for uuid, hardware, day, status in jobs
+    ]
+    lines = [make_trace(definition=digits, solution=None, workload=make_workload(name)) for name in ("w", "v")]
+    solutions = [make_solution(name, definition=digits) for name in verdicts]
+    root = write_trace_set(
+        tmp_path, definitions=[make_definition(digits)], solutions=solutions, workloads=lines, traces=traces
+    )
+    assert main(["report", "export", "-", "--format", "kernelbench", "--local", str(root)]) == 0
+    out, err = capsys.readouterr()
+    [samples] = json.loads(out).values()
+    found = [(one["sample_id"], one["metadata"]["solution"], one["metadata"]["hardware"]) for one in samples]
+    assert found == [(0, "both", "new"), (1, "resample_3d", "old")]
+    assert not any(one["correctness"] for one in samples)
+    assert "3 the same solution on other hardware or another workload" in err
+
+
+def test_without_a_verdict_on_a_task_no_file_is_written(tmp_path, capsys):
+    root, target = write_set(tmp_path / "set"), tmp_path / "out.json"
+    words = ["report", "export", str(target), "--format", "kernelbench", "--local", str(root), "--definitions", OTHER]
+    assert (main(words), target.exists()) == (1, False)
+    assert "not written, since no verdict is on a KernelBench task; 1 left out" in capsys.readouterr().err
 
 
 def test_samples_have_the_fields_that_kernelbench_reads(tmp_path, capsys):
