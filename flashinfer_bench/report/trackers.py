@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from hashlib import sha256
 from math import isfinite
 from typing import TYPE_CHECKING, Any, Final
 
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 NOT_MEANINGFUL: Final = "not meaningful"
 NS_PER_MS: Final = 1e6
 US_PER_MS: Final = 1e3
+LONGEST_NAME: Final = 1024
+"""Maximum characters of a benchmark's name in Bencher. A longer name is cut and ends with its digest."""
 DIGITS: Final = 8
 """Significant digits of a time; a clock resolves less."""
 
@@ -41,7 +44,9 @@ def make_tracker_file(form: str, trace_set: TraceSet, traces: Iterable[AnyTrace]
 
 
 def _name(item: Result) -> str:
-    return "/".join((item.definition, item.solution, item.workload, item.hardware))
+    name = "/".join((item.definition, item.solution, item.workload, item.hardware))
+    digest = sha256(name.encode()).hexdigest()[:16]
+    return name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - len(digest) - 1]}-{digest}"
 
 
 def _times(item: Result, per_ms: float) -> list[float]:
