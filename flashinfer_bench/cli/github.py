@@ -118,6 +118,8 @@ def run_on_github(args: Namespace) -> int:
 def find_source(solution: Solution | None, path: Path | None, reason: str) -> tuple[Path | None, int | None]:
     """Return the source file and the line that a reason names; else the file of the solution, without a line.
 
+    Generated sources and files elsewhere do not count.
+
     Args:
         solution: the solution; None if it is unknown.
         path: the solution's source file, folder of sources, or JSON file. A JSON file has other lines than the sources.
@@ -125,9 +127,11 @@ def find_source(solution: Solution | None, path: Path | None, reason: str) -> tu
     """
     if solution is None or path is None or path.suffix == ".json":
         return path, None
-    files = {one.path: path / one.path if path.is_dir() else path for one in solution.sources}
-    named = re.match(rf"(?:.*[^\w.-])?({'|'.join(map(re.escape, files))}):(\d+)", reason)
-    return (files[named[1]], int(named[2])) if named else (files[str(solution.get_entry_path())], None)
+    names = [one.path for one in solution.sources]
+    files = {name: path / name for name in names if (path / name).is_file()} if path.is_dir() else {path.name: path}
+    named = re.match(rf"(?:.*[^\w./\\-])?({'|'.join(map(re.escape, files))}):(\d+)", reason) if files else None
+    first = next(iter(files.values()), path)
+    return (files[named[1]], int(named[2])) if named else (files.get(str(solution.get_entry_path()), first), None)
 
 
 def _make_command(level: str, text: str, **properties: str) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from flashinfer_bench.base.markdown import escape_markdown
 from flashinfer_bench.cli.github import MOST_BYTES, Annotation, GitHubReport, find_source
 from flashinfer_bench.cli.main import cli as main
 from tests.cli.fake_engine import play_run, write_small_set
@@ -18,7 +19,8 @@ from tests.report.made import on
 
 GOLDEN = Path(__file__).with_name("github_output.txt")
 """What the commands below print and write. `FIB_GOLDEN_WRITE=1` writes it anew."""
-HOSTILE = "ValueError in the call: ::error::50%, a|b\x1b[1m ##[warning]x, at mine.py:2, in run\nTraceback"
+HOSTILE = "ValueError in the call: ::error::50%, a|b\x1b[1m "
+HOSTILE += "##[warning]x #12 @you &lt; ~~a~~ $x$ https://a.b, at mine.py:2, in run\nTraceback"
 
 
 @pytest.fixture
@@ -114,6 +116,22 @@ def test_a_summary_that_cannot_be_written_is_no_failure(runner, capsys, monkeypa
 
 
 @pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("a|b *c* _d_ `e` [f](g) \\", "a\\|b \\*c\\* \\_d\\_ \\`e\\` \\[f](g) \\\\"),
+        ("<b>&lt;&#64;", "&lt;b&gt;&amp;lt;&amp;#\u200b64;"),
+        ("~~no~~ $x^2$", "\\~\\~no\\~\\~ &#36;x^2&#36;"),
+        ("@you @a/team me@a.b x @ y", "@\u200byou @\u200ba/team me@\u200ba.b x @ y"),
+        ("#123 a/b#4 GH-5 # 6", "#\u200b123 a/b#\u200b4 GH-\u200b5 # 6"),
+        ("http://a HTTPS://b www.c", "http:\u200b//a HTTPS:\u200b//b www\u200b.c"),
+        ("a\n\nb\x1b", "a b\\\\x1b"),
+    ],
+)
+def test_untrusted_text_is_no_markdown(text, shown):
+    assert escape_markdown(text) == shown
+
+
+@pytest.mark.parametrize(
     ("path", "reason", "file", "line"),
     [
         ("main.py", "main.py:7 is no number, at main.py:3, in run", "main.py", 3),
@@ -121,11 +139,23 @@ def test_a_summary_that_cannot_be_written_is_no_failure(runner, capsys, monkeypa
         ("folder", "wrong", "folder/main.py", None),
         ("folder", "no, at other_part.py:12", "folder/main.py", None),
         ("set/x.json", "no, at main.py:3, in run", "set/x.json", None),
+        ("main.py", "no, at part.py:3, in run", "main.py", None),
+        ("main.py", "at main.py:3; no, at /usr/lib/x/main.py:7, in f", "main.py", 3),
+        ("folder", "no, at gone.py:3, in run", "folder/main.py", None),
+        ("draft", "no, at kernelbench_task.py:3, in run", "draft/model.py", None),
+        ("draft", "no, at model.py:3, in run", "draft/model.py", 3),
+        ("draft/model.py", "no, at kernelbench_entry.py:3, in run", "draft/model.py", None),
+        ("draft/model.py", "no, at model.py:4, in run", "draft/model.py", 4),
     ],
 )
 def test_the_line_is_that_of_the_solutions_source(path, reason, file, line, tmp_path):
-    (tmp_path / "folder").mkdir()
-    solution = make_solution(sources={"main.py": "def run(x): ...\n", "part.py": "\n"})
+    for there in ("folder/main.py", "folder/part.py", "draft/model.py"):
+        (tmp_path / there).parent.mkdir(exist_ok=True)
+        (tmp_path / there).touch()
+    own = ("model.py", "kernelbench_task.py", "kernelbench_entry.py")
+    names = own if path.startswith("draft") else ("main.py", "part.py", "gone.py")
+    sources = dict.fromkeys(names, "def run(x): ...\n")
+    solution = make_solution(sources=sources, entry_point=f"{names[0] if 'main.py' in names else names[-1]}::run")
     assert find_source(solution, tmp_path / path, reason) == (tmp_path / file, line)
 
 
