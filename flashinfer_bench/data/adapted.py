@@ -42,7 +42,7 @@ def make_solution(
     """
     file, symbol = next((path, one) for path, text in sources.items() if (one := find_symbol(path, text)))
     engine, kind = next((engine, kind) for engine, (own, kind) in ENGINES.items() if own == symbol)
-    if f"{SOURCE_TAG}{engine}" not in definition.tags:
+    if not takes(definition, symbol):
         raise DataSetError(f"{name}: {symbol} is for {kind}, and {definition.name} is none")
     entry = ENTRY.format(file=file, engine=engine)
     made = {f"{engine}_task.py": definition.reference, f"{engine}_entry.py": entry}
@@ -61,12 +61,17 @@ def make_solution(
 
 
 def find_symbol(path: str, text: str) -> str | None:
-    """Return the name in a Python source that another engine calls; None if there is none."""
+    """Return the name that a Python source defines and another engine calls; None if there is none."""
     try:
-        names = read_module(text).names if path.endswith(".py") else {}
+        module = read_module(text if path.endswith(".py") else "")
     except ValueError:
         return None
-    return next((symbol for symbol, _ in ENGINES.values() if symbol in names), None)
+    return next((symbol for symbol, _ in ENGINES.values() if symbol in module.names.keys() - module.imported), None)
+
+
+def takes(definition: Definition, symbol: str) -> bool:
+    """Return whether a definition is of the engine that calls a name."""
+    return any(symbol == own and f"{SOURCE_TAG}{engine}" in definition.tags for engine, (own, _) in ENGINES.items())
 
 
 def find_by_file(words: Sequence[str], definitions: Mapping[str, Definition]) -> str | None:

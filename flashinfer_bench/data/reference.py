@@ -37,6 +37,8 @@ class ModuleMetadata(NamedTuple):
     packages: frozenset[str]
     """The imported modules and their parents, from anywhere in the source. `from a import b` counts as an import
     of the module `a.b`."""
+    imported: frozenset[str] = frozenset()
+    """The top-level names that imports bind."""
 
 
 @lru_cache(maxsize=1024)
@@ -60,6 +62,7 @@ def read_module(source: str) -> ModuleMetadata:
             if isinstance(node, ast.FunctionDef) and SAME_ARGUMENTS.issuperset(map(_name_of, node.decorator_list))
         },
         packages=frozenset(packages),
+        imported=frozenset(name for name, node in bound.items() if isinstance(node, (ast.Import, ast.ImportFrom))),
     )
 
 

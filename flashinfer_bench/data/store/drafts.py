@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 from pydantic import ValidationError
 
 from flashinfer_bench.base.files.reading import read_whole
-from flashinfer_bench.data.adapted import find_by_file, find_symbol, make_solution
+from flashinfer_bench.data.adapted import find_by_file, find_symbol, make_solution, takes
 from flashinfer_bench.data.definition import Definition
 from flashinfer_bench.data.entry import COMMENT, SETUP, check_entry, list_exports
 from flashinfer_bench.data.json_utils import load_json_file
@@ -136,11 +136,18 @@ def _make(path: Path, sources: dict[str, str], definitions: Mapping[str, Definit
     symbol = next(filter(None, map(find_symbol, sources.keys(), sources.values())), None)
     if hints.entry is None and symbol is not None:
         chosen = hints.definition or find_by_file(words, definitions)
-        chosen = chosen or _find_definition(symbol, set(), words, definitions)[0]
+        runs = [
+            signatures
+            for file, text in sources.items()
+            for name, signatures in _list_functions(file, text).items()
+            if name in (ENTRY_NAME, PurePosixPath(file).stem) and name != symbol
+        ]
+        chosen = chosen or _find_definition(symbol, set().union(*runs), words, definitions)[0]
         _check_name(chosen, definitions)
-        solution = make_solution(words[0], hints.author, sources, definitions[chosen], language)
-        solution = solution.model_copy(update={"description": DRAFT_DESCRIPTION})
-        return Draft(solution, path, f"{path}: {language.value}, {symbol}, of {chosen}", False)
+        if not runs or takes(definitions[chosen], symbol):
+            solution = make_solution(words[0], hints.author, sources, definitions[chosen], language)
+            solution = solution.model_copy(update={"description": DRAFT_DESCRIPTION})
+            return Draft(solution, path, f"{path}: {language.value}, {symbol}, of {chosen}", False)
     entry_file = given_file or _find_entry_file(language, sources)
     if entry_file not in sources:
         raise DataSetError(f"--entry: {path} has no source {entry_file!r}{did_you_mean(entry_file, sources)}")

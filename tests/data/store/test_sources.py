@@ -90,6 +90,7 @@ SETS = {item.name: item for item in (make_definition(), make_definition("double_
 TWO = "def one(x): pass\ndef two(x): pass\n"
 KERNEL = "import triton\n@triton.jit\ndef kernel(p): pass\ndef add(a, b): return a + b\n"
 GO = "// run(q)\nvoid go(ffi::TensorView a, const at::Tensor& b = x) {}\n"
+OF_ENGINE = "def custom_kernel(x): ...\n"
 FOUND = {
     "parameters": ("quick.py", "def helper(x): ...\n\ndef run(a, b): ...\n", {}, "add_n run python"),
     "outputs too": ("quick.py", "def run(a, b, y): ...\n", {}, "add_n run python"),
@@ -101,6 +102,9 @@ FOUND = {
     "CUDA": ("x.cu", f"#include <cutlass.h>\n{GO}TVM_FFI_DLL_EXPORT_TYPED_FUNC(run, go);", {}, "add_n run cuda"),
     "tvm-ffi": ("x.cpp", f"{GO}TVM_FFI_DLL_EXPORT_TYPED_FUNC(run, go);", {}, "add_n run cpp"),
     "torch": ("x.cpp", f'{GO}PYBIND11_MODULE(X, m) {{ m.def("run", &go); }}', {}, "add_n run cpp"),
+    "name of another engine": ("v2.py", OF_ENGINE + "def run(a, b): ...\n", {}, "add_n run python"),
+    "name of another engine, given": ("v2.py", OF_ENGINE + DOUBLE, {"definition": "double"}, "double run python"),
+    "import of such a name": ("add.py", "from x import ModelNew\ndef add(a, b): ...\n", {}, "add_n add python"),
     "given": ("v2.py", TWO, {"definition": "double", "entry": "two", "language": "triton"}, "double two triton"),
 }
 
