@@ -148,6 +148,30 @@ def test_a_reference_that_fails_at_import_leaves_torch_as_it_was() -> None:
 
 
 @pytest.mark.cpu
+def test_only_submissions_become_solutions_and_each_refused_file_is_named(tmp_path: Path) -> None:
+    write_problems(tmp_path, {"good": PLAIN})
+    folder, text = tmp_path / "first/good", "def custom_kernel(data):\n    return data[0]\n"
+    (folder / "eval.py").write_text("def custom_kernel(data):\n    return data\n")
+    (folder / "judge.py").write_text("from submission import custom_kernel\n")
+    written = {
+        "a/same/x.py": text,
+        "b/same/x.py": text,
+        "latin/x.py": "# \xe9",
+        ".venv/x.py": text,
+        "b/same/y:y.py": text,
+    }
+    for name, content in written.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content.encode("latin-1"))
+    found = read_problems(tmp_path)
+    names = [item.name for item in found.solutions["good"]]
+    assert names == ["good_same_x", "good_correct_one", "good_wrong_one"]
+    reasons = {str(issue.file.relative_to(folder)): issue.reason for issue in found.issues}
+    assert reasons.keys() == {"b/same/x.py", "b/same/y:y.py", "latin/x.py"}
+    assert "is good_same_x already" in reasons["b/same/x.py"]
+
+
+@pytest.mark.cpu
 def test_an_input_that_the_problem_fills_itself_is_no_output_buffer(tmp_path: Path) -> None:
     filled = {
         "kept": PLAIN._replace(generate="return torch.empty(n, n).uniform_(), torch.ones(n)"),

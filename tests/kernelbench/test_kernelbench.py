@@ -13,6 +13,7 @@ import torch
 from benchmarks.run_kernelbench import TASKS, command, judge_tasks, read_tasks, write_tasks
 from flashinfer_bench.cli.main import cli
 from flashinfer_bench.data.kernelbench.block import KernelBenchTask
+from flashinfer_bench.data.kernelbench.tasks import find_tasks
 from flashinfer_bench.data.kernelbench.tasks import read_tasks as read_set
 from flashinfer_bench.data.store.drafts import DraftHints, read_draft
 from flashinfer_bench.errors import DataSetError
@@ -125,6 +126,26 @@ def test_a_model_new_is_a_solution_of_the_task_that_its_name_or_the_user_names(t
     plain = {"plain": found.definitions[name].model_copy(update={"tags": []})}
     with pytest.raises(DataSetError, match="ModelNew is for tasks of KernelBench"):
         read_draft(tasks.parent / "model_new.py", plain, DraftHints(definition="plain"))
+
+
+@pytest.mark.cpu
+def test_a_file_that_is_refused_is_named_and_the_others_are_read(tasks: Path) -> None:
+    right = tasks / "right/level_1_problem_11_sample_0_kernel.py"
+    written = {
+        "level1/12_Latin.py": b"# \xe9",
+        "latin/level_1_problem_11_sample_0_kernel.py": b"# \xe9",
+        "wrong/right/level_1_problem_11_sample_0_kernel.py": right.read_bytes(),
+        ".venv/1_Hidden.py": b"def get_init_inputs(",
+    }
+    for name, content in written.items():
+        (tasks / name).parent.mkdir(parents=True, exist_ok=True)
+        (tasks / name).write_bytes(content)
+    assert [file.parent.name for file in find_tasks(tasks)] == ["level1"]
+    found = read_set(tasks)
+    assert [item.author for item in next(iter(found.solutions.values()))] == ["right", "wrong"]
+    reasons = {str(issue.file.relative_to(tasks)): issue.reason for issue in found.issues}
+    assert len(found.issues) == 3
+    assert reasons.keys() == {*written} - {".venv/1_Hidden.py"}
 
 
 def test_the_code_of_tasks_runs_only_if_the_user_trusts_it(tasks: Path, capsys: pytest.CaptureFixture[str]) -> None:

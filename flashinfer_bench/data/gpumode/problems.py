@@ -13,6 +13,7 @@ Tests become workloads that are judged and not timed.
 from __future__ import annotations
 
 import ast
+import functools
 import json
 import re
 import uuid
@@ -23,17 +24,14 @@ from typing import Any, Final, Literal
 import yaml
 from pydantic import Field, ValidationError
 
-from flashinfer_bench.base.files.trees import walk_files
 from flashinfer_bench.base.isolated import IsolatedFailure, run_isolated
-from flashinfer_bench.data.adapted import SOURCE_TAG, find_symbol, make_solution
+from flashinfer_bench.data.adapted import SOURCE_TAG, find_symbol
 from flashinfer_bench.data.definition import Definition
 from flashinfer_bench.data.issue import Location
-from flashinfer_bench.data.kernelbench.tasks import read_source
+from flashinfer_bench.data.kernelbench.tasks import add_solution, list_files, read_source, read_sources, refuse_file
 from flashinfer_bench.data.model import DataModel
 from flashinfer_bench.data.reference import parse_source
 from flashinfer_bench.data.sets.results import RANKING
-from flashinfer_bench.data.solution import SupportedLanguages
-from flashinfer_bench.data.store.drafts import find_language
 from flashinfer_bench.data.store.layout import DEFINITIONS
 from flashinfer_bench.data.store.parse import parse_raw
 from flashinfer_bench.data.trace import Trace
@@ -103,7 +101,7 @@ class Task(DataModel):
 
 def find_problems(root: Path) -> list[Path]:
     """Return the task.yml of each problem of a folder. A trace set has none."""
-    return [] if (root / DEFINITIONS).is_dir() else [path for path in _walk(root) if path.name == TASK]
+    return [] if (root / DEFINITIONS).is_dir() else [path for path in list_files(root, ".yml") if path.name == TASK]
 
 
 def read_problems(root: Path) -> TraceSet:
@@ -115,11 +113,7 @@ def read_problems(root: Path) -> TraceSet:
     """
     found, given = TraceSet.from_path(root), list[tuple[Path, Task, dict[str, str]]]()
     found.issues = [issue for issue in found.issues if issue.missing_definition is None]
-    block = BLOCK.read_text(encoding="utf-8")
-
-    def refuse(file: Path, reason: object) -> None:
-        found.issues.append(Location(file).issue("error", f"not carried over: {reason}"))
-
+    block, refuse = BLOCK.read_text(encoding="utf-8"), functools.partial(refuse_file, found)
     for file in find_problems(root):
         try:
             _, raw = parse_yaml(read_source(file))
@@ -142,7 +136,7 @@ def read_problems(root: Path) -> TraceSet:
         try:
             made = list(make_definitions(file, task, texts, facts["forms"], block))
         except ValidationError as error:
-            refuse(file, error.errors()[0]["msg"])
+            refuse(file, error)
             continue
         for definition, workloads in made:
             if definition.name in found.definitions:
@@ -153,7 +147,15 @@ def read_problems(root: Path) -> TraceSet:
         if strided := dict.fromkeys(name for form in facts["forms"] for name in form["strided"]):
             text = f"{', '.join(strided)}: parts of larger tensors are made contiguous"
             found.issues.append(Location(file).issue("warning", text))
-    _read_submissions(found)
+    for file, task, _ in given:
+        sources = [task.config.get("main", TASK), *(one.source for one in task.files)]
+        own = {(file.parent / source).resolve() for source in sources}
+        names = [name for name, where in found.definition_files.items() if where == file]
+        submissions = [one for one in list_files(file.parent) if names and one.resolve() not in own]
+        for path, text in read_sources(submissions, refuse):
+            author = path.parent.name if path.parent != file.parent else "template"
+            for name in names if find_symbol(path.name, text) else ():
+                add_solution(found, name, f"{name}_{author}_{path.stem}", author, path, text)
     return found
 
 
@@ -264,22 +266,6 @@ def _read_files(file: Path, task: Task) -> Iterator[tuple[str, str]]:
     for path, source in listed.items():
         if source != SUBMISSION and path.suffix == ".py" and path.name != task.config.get("main"):
             yield path.stem, read_source(file.parent / source)
-
-
-def _read_submissions(found: TraceSet) -> None:
-    for name, task in found.definition_files.items():
-        for file in _walk(task.parent):
-            if file.suffix == ".py" and find_symbol(file.name, text := read_source(file)):
-                author = file.parent.name if file.parent != task.parent else "template"
-                language = find_language({file.name: text}) or SupportedLanguages.PYTHON
-                title = f"{name}_{author}_{file.stem}"
-                made = make_solution(title, author, {file.name: text}, found.definitions[name], language)
-                found.solutions.setdefault(name, []).append(made)
-                found.solution_files[made.name] = file
-
-
-def _walk(root: Path) -> Iterator[Path]:
-    return walk_files(root, lambda *_: None, passes_over=lambda name: name.startswith("."))
 
 
 def _literal(text: str) -> str:

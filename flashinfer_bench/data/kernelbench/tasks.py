@@ -9,14 +9,18 @@ type `custom`. A solution is the author's file, the task, and an entry file that
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import re
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from pydantic import ValidationError
+
 from flashinfer_bench.base.files.reading import read_whole
+from flashinfer_bench.base.files.trees import walk_files
 from flashinfer_bench.base.isolated import IsolatedFailure, run_isolated
 from flashinfer_bench.data.adapted import SOURCE_TAG, find_by_file, find_symbol, make_solution
 from flashinfer_bench.data.definition import Definition
@@ -44,11 +48,15 @@ LIMIT_S: Final = 3600.0
 """Seconds for all tasks of a folder."""
 
 
-def find_tasks(root: Path) -> list[Path]:
-    """Return the tasks of a folder. A trace set has none."""
-    if (root / DEFINITIONS).is_dir():
-        return []
-    return sorted(path for path in root.rglob("*.py") if TASK_FILE.fullmatch(path.name) and MARK in read_source(path))
+def find_tasks(root: Path, refuse: Callable[[Path, object], None] = lambda *_: None) -> dict[Path, str]:
+    """Return the file and code of each task of a folder. A trace set has none.
+
+    Args:
+        refuse: takes a file that may be a task but cannot be read, and the reason.
+    """
+    is_set = (root / DEFINITIONS).is_dir()
+    files = [] if is_set else [path for path in list_files(root) if TASK_FILE.fullmatch(path.name)]
+    return {file: text for file, text in read_sources(files, refuse) if MARK in text}
 
 
 def read_tasks(root: Path, *, precision: str = "fp32") -> TraceSet:
@@ -58,23 +66,28 @@ def read_tasks(root: Path, *, precision: str = "fp32") -> TraceSet:
         DataSetError: the folder has no tasks.
         Fault: the process that runs the tasks ended.
     """
-    found, files = TraceSet.from_path(root), find_tasks(root)
+    found = TraceSet.from_path(root)
     found.issues = [issue for issue in found.issues if issue.missing_definition is None]
-    if not files:
+    refuse = functools.partial(refuse_file, found)
+    files = find_tasks(root, refuse)
+    if not files and not any(TASK_FILE.fullmatch(issue.file.name) for issue in found.issues):
         raise DataSetError(f"{root}: no task of KernelBench is here: level1/1_Name.py with {MARK}()")
     dtype, bound = PRECISIONS[precision]
     block = BLOCK.read_text(encoding="utf-8")
-    request = {"block": block, "tasks": [read_source(file) for file in files]}
+    request = {"block": block, "tasks": list(files.values())}
     try:
         answers = run_isolated(f"{__package__}.inspection", request, limit_s=LIMIT_S)
     except IsolatedFailure as error:
         raise Fault(f"the process that runs the tasks ended with exit code {error.code}:\n{error.log}") from error
-    for file, source, facts in zip(files, request["tasks"], answers, strict=True):
+    for (file, source), facts in zip(files.items(), answers, strict=True):
         try:
             _add_task(found, file, make_definition(file, source, block, facts, dtype), bound)
         except ValueError as error:
-            found.issues.append(LoadIssue("error", file, None, None, f"not carried over: {error}"))
-    _read_solutions(found, root)
+            refuse(file, error)
+    names = {file: find_by_file([file.stem], found.definitions) for file in list_files(root)}
+    for file, text in read_sources([file for file in names if names[file]], refuse):
+        if find_symbol(file.name, text):
+            add_solution(found, str(names[file]), f"{file.parent.name}_{file.stem}", file.parent.name, file, text)
     return found
 
 
@@ -134,17 +147,45 @@ def make_definition(file: Path, source: str, block: str, facts: Mapping[str, Any
     )
 
 
-def _read_solutions(found: TraceSet, root: Path) -> None:
+def add_solution(found: TraceSet, definition: str, name: str, author: str, file: Path, text: str) -> None:
+    """Add a solution in another engine's form, or an issue with the reason why it is refused."""
     from flashinfer_bench.data.store.drafts import find_language  # it imports yaml, which most sets do not need
 
-    for file in sorted(root.rglob("*.py")):
-        name = find_by_file([file.stem], found.definitions)
-        if name is not None and find_symbol(file.name, text := read_source(file)):
-            author = file.parent.name
-            language = find_language({file.name: text}) or SupportedLanguages.PYTHON
-            made = make_solution(f"{author}_{file.stem}", author, {file.name: text}, found.definitions[name], language)
-            found.solutions.setdefault(name, []).append(made)
-            found.solution_files[made.name] = file
+    language = find_language({file.name: text}) or SupportedLanguages.PYTHON
+    if name in found.solution_files:
+        refuse_file(found, file, f"{found.solution_files[name]} is {name} already")
+        return
+    try:
+        made = make_solution(name, author, {file.name: text}, found.definitions[definition], language)
+    except (DataSetError, ValueError) as error:
+        refuse_file(found, file, error)
+        return
+    found.solutions.setdefault(definition, []).append(made)
+    found.solution_files[name] = file
+
+
+def refuse_file(found: TraceSet, file: Path, reason: object) -> None:
+    """Add an issue about a file that is no part of the set."""
+    if isinstance(reason, ValidationError):
+        reason = reason.errors()[0]["msg"]
+    found.issues.append(LoadIssue("error", file, None, None, f"not carried over: {reason}"))
+
+
+def list_files(root: Path, suffix: str = ".py") -> list[Path]:
+    """Return the files of a folder with a suffix, without hidden folders such as .venv."""
+    files = walk_files(root, lambda *_: None, passes_over=lambda name: name.startswith("."))
+    return sorted(file for file in files if file.suffix == suffix)
+
+
+def read_sources(files: Iterable[Path], refuse: Callable[[Path, object], None]) -> Iterator[tuple[Path, str]]:
+    """Yield each file with its text, and refuse files that cannot be read."""
+    for file in files:
+        try:
+            text = read_source(file)
+        except DataSetError as error:
+            refuse(file, error)
+        else:
+            yield file, text
 
 
 def read_source(file: Path) -> str:
