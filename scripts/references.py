@@ -2,7 +2,7 @@
 
 All commands with their flags, made of the parsers of the command line; the public Python names, whose docstrings
 mkdocstrings reads; and the rules of random inputs. `site_hooks.py` gives them to mkdocs; this module needs nothing of
-it.
+it. One table lies in the checkout: `python -m scripts.references` writes the support matrix into docs/routines.md.
 """
 
 from __future__ import annotations
@@ -14,12 +14,15 @@ import io
 import os
 import re
 from collections.abc import Iterator
+from itertools import groupby
+from pathlib import Path
 from typing import Any, Final
 from unittest.mock import patch
 
 from flashinfer_bench.cli.entry import COMMANDS, PERF, make_parser
 from flashinfer_bench.cli.main import cli
 from flashinfer_bench.cli.parser import Parser
+from flashinfer_bench.routines.case.spec import CAPABILITIES
 from flashinfer_bench.routines.table import ROUTINES
 
 HELP_COLUMNS: Final = "100"
@@ -90,6 +93,32 @@ def render_values() -> str:
     return "\n".join(parts)
 
 
+def render_support() -> str:
+    """Return the table of routines and the backends that each compute capability has. torch is left out."""
+    groups: dict[Any, list[str]] = {}
+    for name, one in ROUTINES.items():
+        cells = tuple(", ".join(b for b, has in one.support.items() if at in has) for at in CAPABILITIES)
+        groups.setdefault((one.family, cells), []).append(name)
+    sizes = {family: sum(one.family == family for one in ROUTINES.values()) for family, _ in groups}
+    rows = [
+        (f"all {len(names)} of {family}" if len(names) == sizes[family] > 1 else ", ".join(names), *cells)
+        for (family, cells), names in groups.items()
+    ]
+    columns = [list(column) for column in zip(("routine", *CAPABILITIES), *rows, strict=True)]
+    merged = [
+        [", ".join(column[0] for column in same), *content]
+        for content, found in groupby(columns, key=lambda column: column[1:])
+        if (same := list(found))
+    ]
+    head, *body = [f"| {' | '.join(cells)} |" for cells in zip(*merged, strict=True)]
+    return "\n".join([head, "|---" * len(merged) + "|", *body])
+
+
+def replace_support(page: str) -> str:
+    """Return docs/routines.md with the present support matrix."""
+    return SUPPORT.sub(lambda found: f"{found[1]}\n\n{render_support()}\n\n{found[2]}", page)
+
+
 def render_llms(nav: list[dict[str, Any]], description: str) -> str:
     """Return llms.txt: the pages of the site for a model, as links to their Markdown."""
     sections: dict[str, list[dict[str, str]]] = {"Start": [one for one in nav if {str} == set(map(type, one.values()))]}
@@ -158,9 +187,14 @@ def _escape(text: str) -> str:
     return re.sub(r"\s*\n\s*", " ", escaped).strip()
 
 
+SUPPORT: Final = re.compile(r"(<!-- support matrix.*?-->)\n.*\n(<!-- end -->)", re.DOTALL)
 PAGES: Final = {
     "reference/commands.md": render_commands,
     "reference/python.md": render_python,
     "reference/values.md": render_values,
 }
 """Path of a page in the site → what makes it."""
+
+if __name__ == "__main__":
+    ROUTINES_PAGE = Path(__file__).parents[1] / "docs" / "routines.md"
+    ROUTINES_PAGE.write_text(replace_support(ROUTINES_PAGE.read_text("utf-8")), "utf-8")

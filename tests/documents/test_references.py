@@ -10,7 +10,7 @@ from flashinfer_bench.cli.main import cli
 from flashinfer_bench.cli.perf.flags import make_parser
 from flashinfer_bench.report.timing import MEANINGS
 from flashinfer_bench.routines.table import ROUTINES
-from scripts.references import PACKAGES, render_commands, render_llms, render_python, render_values
+from scripts.references import PACKAGES, render_commands, render_llms, render_python, render_values, replace_support
 from scripts.references import PAGES as GENERATED
 from tests.cli.helps import ALL_COMMANDS
 from tests.kit.documents import CHECKOUT, DOCS, PAGES
@@ -80,3 +80,8 @@ def test_llms_txt_links_to_every_page_once():
     assert text.startswith("# flashinfer-bench\n\n> what it is\n\n## Start\n\n- [Home](index.md)\n")
     pages = [str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md")]
     assert sorted(re.findall(r"^- \[.+\]\((.+)\)$", text, re.MULTILINE)) == sorted([*pages, *GENERATED])
+
+
+def test_the_support_matrix_of_the_page_is_the_one_of_the_declarations():
+    page = (DOCS / "routines.md").read_text(encoding="utf-8")
+    assert replace_support(page) == page

@@ -58,6 +58,14 @@ out_dtype quant_dtype m k num_qo_heads num_kv_heads page_size enable_pdl is_sf_s
 use_cupti allow_output_mismatch random_seed case_tag generate_repro_command repro_command
 """
 """The columns of FlashInfer's documents. The cell of a flag that the routine does not have is empty."""
+LATER: Final = """
+is_var_seq cute_dsl_impl bias activation_type fp4_mode cold_l2_cache ar_backend pattern layout_code local_bs op_name
+mode_name local_tp_size local_dp_size inter_tp_size inter_dp_size dit_mode ppf pph ppw max_seq_len nheads dim dstate
+ngroups cache_steps state_dtype has_z dt_softplus num_q_heads num_k_heads num_v_heads head_size state_layout pool_mode
+update_state use_qk_l2norm kda_variant kda_variant_policy sm_count packed has_initial_state topk max_k_tiles total_q
+total_kv
+"""
+"""Columns that FlashInfer's benchmark added later. They follow, so that the first columns keep their numbers."""
 OWN: Final = """
 status reason method cache_state samples flops bytes roofline_share roofline_bound roofline_ms roofline_peak too_fast
 max_absolute_error max_relative_error mat2_dtype autotune use_cuda_events num_iters dry_run_iters low_freq_factor
@@ -65,7 +73,7 @@ high_freq_factor old_context_len real_math validate per_phase_timing setup_ms as
 burst_resolution_ms relay_ms why_unconfirmed gpu_name compute_capability flashinfer_version torch_version testlist_line
 flags
 """
-COLUMNS: Final = (*DOCUMENTED.split(), *OWN.split())
+COLUMNS: Final = (*DOCUMENTED.split(), *LATER.split(), *OWN.split())
 LOSS_HINT: Final = "free disk space or name another file, then run the missing cases again"
 
 
