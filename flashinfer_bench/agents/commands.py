@@ -17,7 +17,7 @@ from typing import Any, Final, Literal
 from flashinfer_bench.errors import UsageError
 
 UNSAFE: Final = re.compile(r"[^\w.-]|^[.-]+")
-"""Characters of a name that a file's name does not get. Commas would divide a list of solutions."""
+"""Characters of a name that are omitted from its file's name. Commas would divide a list of solutions."""
 ERROR_LINES: Final = 40
 """Maximum lines of stderr in an error."""
 SUFFIXES: Final = {"cuda": ".cu", "cpp": ".cpp"}

@@ -331,7 +331,7 @@ class Benchmark:
 
 
 def make_rules(context: HarnessContext, plan: Plan, *, keeps_sessions: bool = False, repeats: bool = False) -> Rules:
-    """Return the rules of a run. Modules that first calls would compile are compiled ahead, if that is possible."""
+    """Return the rules of a run. If possible, modules that first calls need are compiled ahead."""
     if keeps_sessions:
         return Rules(retry_device_s=RETRY_S)
     if repeats:

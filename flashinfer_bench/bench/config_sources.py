@@ -262,7 +262,7 @@ class Level(NamedTuple):
         return ": ".join(filter(None, [self.origin, ".".join(filter(None, [*path, self.name]))]))
 
     def is_of(self, definition: str, op_type: str) -> bool:
-        """Return whether it applies to a definition."""
+        """Return whether this level applies to a definition."""
         if self.section == OP_TYPES:
             return normalise_op_type(self.name) == normalise_op_type(op_type)
         return not self.section or self.name == definition

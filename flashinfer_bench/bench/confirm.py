@@ -5,9 +5,9 @@ decides what is judged again, and starts no process. `next_to_confirm` decides f
 and `BestKnown` for the single verdicts of an engine. The harness judges a confirmation like any other job, in a new
 worker and on other inputs; its trace is another line of the file.
 
-A confirmation may show that a solution passed wrongly. Suppose that it fails a check that a right solution never fails
-by chance, and that another job of the solution in this run fails such a check, too. Then each workload that the
-solution passed in this run gets another trace, which revokes the verdict (`void`).
+Some checks never reject a right solution by chance. A solution passed wrongly if such a check rejects it in a
+confirmation and in another job of this run. Then each workload that it passed in this run gets another trace, which
+revokes the verdict (`void`).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ Scope = tuple[str, str]
 
 
 class Standing(NamedTuple):
-    """The time of a solution on one workload, from its latest verdict, which is PASSED."""
+    """The time of a solution on one workload; the solution's latest verdict there is PASSED."""
 
     solution: str
     """`Job.solution_key`, or the name of a solution that this run does not judge."""
@@ -146,9 +146,9 @@ class Record:
     """A run's record of one solution."""
 
     passed: dict[str, tuple[Contest, Trace]] = field(default_factory=dict)
-    """Uuid of a workload → its latest verdict in this run, which is PASSED."""
+    """Uuid of a workload → its latest verdict in this run, if this is PASSED."""
     broken: list[Trace] = field(default_factory=list)
-    """Verdicts by rules that chance does not break."""
+    """Rejections by rules that a right solution never breaks by chance."""
     is_confirmation_broken: bool = False
     """Whether one of the verdicts in `broken` comes from a confirmation."""
 

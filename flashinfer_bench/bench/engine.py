@@ -54,7 +54,7 @@ LOG: Final = logging.getLogger(__name__)
 RESTART_S: Final = 1.0
 """Seconds after which the loop over the devices is started again if it failed."""
 RATE_S: Final = 60.0
-"""The rate of verdicts is the rate in the last RATE_S seconds."""
+"""Seconds over which the rate of verdicts is computed."""
 MOST_CACHED: Final = 10_000
 """Number of jobs whose latest trace the engine keeps for `use_recorded`. A trace has about 6 KB."""
 Recorded = dict[tuple[str, str], list[AnyTrace]]
@@ -207,7 +207,7 @@ class Engine:
         self._subscribers.append(callback)
 
         def end() -> None:
-            with contextlib.suppress(ValueError):  # it was ended before
+            with contextlib.suppress(ValueError):  # the subscription had ended already
                 self._subscribers.remove(callback)
 
         return end
@@ -322,7 +322,7 @@ class Engine:
             for callback in list(self._subscribers):
                 try:
                     callback(event)
-                except Exception:  # around one callback: it is foreign code, and stops nothing
+                except Exception:  # around one callback: an exception of foreign code must not stop the engine
                     LOG.exception("a subscriber of the engine failed")
 
 

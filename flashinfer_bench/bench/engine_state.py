@@ -55,7 +55,7 @@ class DeviceState(Shown):
     """Such as "cuda:0"."""
     hardware: str
     healthy: bool
-    """False while it is given up: its sessions do not start, or another run keeps its lock."""
+    """False while the device is given up: its sessions do not start, or another run keeps its lock."""
     condition: DeviceCondition
     """resting: it has no session, and gets one with the next job. waiting: another run has its lock. lost: given up for
     some time."""

@@ -64,7 +64,7 @@ class Submission:
         return True
 
     def join(self, job: Job, result: Result) -> Result | None:
-        """Return a job's result after one worker's result; None if it is not known yet, or was reported before."""
+        """Take a worker's result; return the job's result, or None if it is not known yet or was reported before."""
         del job
         return result
 

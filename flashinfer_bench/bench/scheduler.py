@@ -128,7 +128,7 @@ class Scheduler:
         executors: the devices of sessions; of this machine or of a cluster.
         session_config_for: returns the settings of a device's session.
         requests: makes the requests of batches; the scheduler ends its build pool.
-        rules: of a run, or of a loop with long-lived sessions.
+        rules: the rules of a run, or of a loop with long-lived sessions.
     """
 
     def __init__(

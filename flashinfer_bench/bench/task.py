@@ -189,8 +189,7 @@ class Task(Submission):
         for listener in list(self._listeners):
             listener()
         if len(self._traces) + len(self._faults) >= len(self.workloads):
-            # If a verdict caused jobs of the task to be skipped, and the task lacks that verdict, it must not seem
-            # complete.
+            # If a verdict caused jobs to be skipped, a task without this verdict must not seem complete.
             timed_out = any(one.evaluation and one.evaluation.status.value == "TIMEOUT" for one in self._traces)
             failed = [fault for fault in self._faults if not (fault.is_left_out and timed_out)]
             self.end(TaskFailed(describe_faults(failed)) if failed else None)

@@ -21,7 +21,7 @@ def time_runnable(
     iters: int = 50,
     device: torch.device | str | None = None,
 ) -> float:
-    """Time `fn(*args)` by the engine's recipe, with a cold L2 on a GPU, and return the median in milliseconds.
+    """Time `fn(*args)` as the engine does, with a cold L2 on a GPU, and return the median in milliseconds.
 
     Args:
         fn: the callable, for example a Runnable.

@@ -29,7 +29,7 @@ def gen_inputs(
     Args:
         definition: names the inputs.
         workload: has their sizes and sources.
-        device: of the tensors.
+        device: the device of the tensors.
         safe_tensors: input name → its stored tensor, from `load_safetensors`.
 
     Raises:

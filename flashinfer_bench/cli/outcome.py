@@ -165,7 +165,7 @@ class RunOutcome:
         part of the set is broken; else 0.
 
         If passing is required, return 1 also if a job did not pass, or if there is no verdict. If broken data is
-        allowed and present, it does not count as a failure, and jobs without a verdict do not count.
+        allowed and present, the data and jobs without a verdict do not count as failures.
         """
         if self.is_interrupted:
             return INTERRUPTED

@@ -107,7 +107,7 @@ def render_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def render_blocks(cells: Cells, rows: Sequence[Any]) -> str:
-    """Render rows as tables below each other, each with the first column and as many others as fit the width."""
+    """Render rows as tables below each other, each with the first column and the further columns that fit the width."""
     width, columns = (
         available_width(sys.stdout),
         {name: [fill_cell(cell, row) for row in rows] for name, cell in cells.items()},
@@ -146,7 +146,7 @@ def join_sections(*parts: str | Sequence[str]) -> str:
 
 
 def choose_rows(args: Namespace, cells: Cells, rows: Iterable[Any]) -> list[Any]:
-    """Return the rows in the order of --sort, at most as many as --top says.
+    """Return the rows in the order of --sort, at most --top rows.
 
     Times and names are in ascending order, other numbers in descending order. Rows with equal cells keep their order.
 
@@ -178,7 +178,7 @@ def choose_columns(args: Namespace, cells: Cells) -> Cells:
 
 
 def default_columns(cells: Cells) -> Cells:
-    """Return the columns without those that are shown only on request."""
+    """Return the columns, except columns that are shown only on request."""
     return {heading: cell for heading, cell in cells.items() if heading not in ON_REQUEST}
 
 

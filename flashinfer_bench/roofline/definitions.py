@@ -26,7 +26,7 @@ NO_FACTOR: Final = re.compile(r"scale|logits|^weights$|cache$")
 COMPARES: Final = re.compile(r"renorm|mask")
 """Names of sampling operations that map scores to scores, so that they only compare or rescale."""
 CAUSAL: Final = re.compile(r"\b(no |non[- ]?|not[- ]?)?causal\b(\W*(?:false|no|0|off)\b)?", re.IGNORECASE)
-"""The word "causal". The groups match a negation before or after it."""
+"""The word "causal". The groups match a negation before or after the word."""
 TOP_K: Final = re.compile(r"(?:^|_)topk(\d+)(?:_|$)")
 """The top-k in a definition's name, such as moe_..._topk8_..., if the definition has no axis for it."""
 

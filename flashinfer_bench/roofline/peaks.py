@@ -55,7 +55,7 @@ class Peak:
         return cost.flops / TERA / self.operations(cost.unit) * 1e3, cost.bytes / TERA / self.tb_per_sec * 1e3
 
     def floor(self, cost: Cost) -> tuple[float, str]:
-        """Return the time below which no call can be, and what binds it. Bytes that fit into the cache do not count."""
+        """Return the least possible time of a call, and what binds it. Bytes that fit into the cache do not count."""
         compute_ms, memory_ms = self.limits_ms(cost)
         return _bind(compute_ms, memory_ms if cost.bytes > self.l2_bytes else 0.0)
 

@@ -36,7 +36,7 @@ starts programs whose folders are not known yet, so it gets the second folder.""
 RESET_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD, signal.SIGPIPE)
 MOST_DESCRIPTORS: Final = 4096
 """Maximum descriptors of a worker's process, and maximum descriptors in transit through sockets. The kernel counts
-those in transit per user, and applies the sender's limit."""
+descriptors in transit per user, and applies the sender's limit."""
 MOST_FILE_BYTES: Final = 16 << 30
 """Maximum bytes of a file that a worker writes."""
 LEAST_OOM_SCORE: Final = 500

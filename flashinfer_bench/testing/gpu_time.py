@@ -31,7 +31,7 @@ DRY_RUNS: Final = 5
 ITERATIONS: Final = 30
 TIME_BUDGET_S: Final = 10.0
 LONGEST_S: Final = 1e6
-"""Longer budgets count as this one: eleven days."""
+"""Maximum budget in seconds: eleven days. Longer budgets are reduced to it."""
 MOST: Final = 10_000
 """Maximum number of calls if a duration is requested instead of a count."""
 MOST_GIVEN: Final = 10_000_000

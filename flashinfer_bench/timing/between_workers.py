@@ -20,7 +20,8 @@ DEFAULT_SPREADS: Final = {"cuda": 0.004, "cpu": 0.1}
 """Device type → spread on an unknown machine. It covered nearly all workers of equal code on the machines that were
 tried."""
 DEFAULT_FREEDOM: Final = 6.0
-"""Degrees of freedom of a default spread. A measured spread with at least as many degrees is used alone."""
+"""Degrees of freedom of a default spread. A measured spread with at least this many degrees of freedom is used alone.
+"""
 MOST_FREEDOM: Final = 200.0
 """Maximum degrees of freedom of a measured spread. Beyond these, older measurements count less, since a machine
 changes."""

@@ -92,7 +92,7 @@ class Procedure:
     iterations: int
     """Requested samples."""
     budget_s: float
-    """Wall time of the trial. A call too slow for it gets fewer samples, but at least one."""
+    """Wall time of the trial. A call that exceeds it gets fewer samples, but at least one."""
     precision: float = PRECISION
     """Requested relative half-width of the confidence interval. Quick calls that miss it get more samples."""
     cuda_graphs: bool = True

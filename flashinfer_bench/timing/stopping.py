@@ -107,7 +107,8 @@ class StoppingRule:
 def reached_precision(trials: Sequence[Trial]) -> float | None:
     """Return the relative precision of all trials: of their GPU times or of their busy times, whichever is worse.
 
-    None if no trial has a precision. A trial without a precision counts as if it had the mean precision of the others.
+    None if no trial has a precision. A trial without a precision counts as if it had the mean precision of the other
+    trials.
     """
     result: list[float] = []
     widths = [half_widths(trial.spans_ns, trial.busy_ns, trial.metadata.get("method", WALL)) for trial in trials]

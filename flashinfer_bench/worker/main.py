@@ -206,7 +206,9 @@ class Worker:
                 torch.cuda.empty_cache()
 
     def start(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Switch the clock on. If the request has a reason to fall back, switch on the clock's fallback, if any."""
+        """Switch the clock on. If the request has a reason to fall back, switch on the clock's fallback instead, if
+        there is one.
+        """
         self._running.close()
         self._launched.clear()
         if request["fall_back"] is not None:

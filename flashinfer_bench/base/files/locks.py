@@ -27,7 +27,8 @@ USUAL_LIMIT_S: Final = 60.0
 """Seconds to wait for a lock whose holder needs it for one short write."""
 POLL_S: Final = 0.005
 TRIES: Final = 100
-"""Maximum attempts to open and lock a path. One fails if another process replaces the file before it is locked."""
+"""Maximum attempts to open and lock a path. An attempt fails if another process replaces the file before it is locked.
+"""
 NO_FLOCK: Final = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
 """Error numbers of flock(2) on a file system without locks."""
 

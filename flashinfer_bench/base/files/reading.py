@@ -89,7 +89,7 @@ def refuse_strange(found: os.stat_result, path: Path | str) -> None:
 
 
 def refuse_pointer(start: bytes | bytearray, path: Path | str) -> None:
-    """Raise GitLfsPointer if the first bytes are those of a pointer."""
+    """Raise GitLfsPointer if the file begins like a git-lfs pointer."""
     if start.startswith(POINTER_START):
         said = "this is a git-lfs pointer, not the file; run `git lfs pull` in its repository"
         raise GitLfsPointer(errno.EINVAL, said, str(path))

@@ -105,7 +105,7 @@ class Reference:
             return self._call.bind(self.run, dict(zip(self.definition.inputs, inputs, strict=True)))()
 
     def clone_written(self, inputs: Sequence[Any]) -> list[Any]:
-        """Clone the inputs that the reference writes to; before its first call, all inputs if there is memory."""
+        """Clone the inputs that the reference writes to. Before its first call, clone all inputs if there is memory."""
         written = self.mutates
         if written is None:
             tensors = [value for value in inputs if isinstance(value, torch.Tensor)]

@@ -151,7 +151,7 @@ def keep_finite(
     call: JudgedCall, context: JudgeContext, usual: Sequence[Outputs]
 ) -> tuple[JudgedCall, JudgeContext] | None:
     """Return the call, and a context for judging it, with only the rows that can be judged. None if the call is judged
-    unchanged, since usual inputs give the reference's infinities and nans, too.
+    unchanged, since the reference's infinities and nans also occur on usual inputs.
 
     A row in which the reference is not finite is skipped. For example, a quotient by an overflowed sum is zero, but a
     more careful solution has another number. A row in which only the solution is not finite is skipped, too, since a

@@ -201,7 +201,7 @@ def _which_limit(evaluation: AnyEvaluation, run: RecordedRun, config: BenchmarkC
 
 
 def _newest_alike(records: list[Record], wanted: Mapping[str, str]) -> list[Record]:
-    """Return the records after the latest record of another solution, definition, workload or evaluator."""
+    """Return the records that follow the latest record with another solution, definition, workload or evaluator."""
     judged = list(map(wanted.get, JUDGED_KEYS))
     for index in range(len(records), 0, -1):
         keys = records[index - 1][2].fingerprint

@@ -70,9 +70,9 @@ class Request:
     backends: list[str] = field(default_factory=list)
     """The backends that can run here, in the given order."""
     skipped: dict[str, str] = field(default_factory=dict)
-    """Backend to the reason why it cannot run here."""
+    """Backend → why it cannot run here."""
     rows: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Backend to its result, once it has one."""
+    """Backend → its result, once it has one."""
 
     @property
     def definition(self) -> str:

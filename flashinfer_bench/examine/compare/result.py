@@ -88,7 +88,7 @@ class Ratio:
 
     def pairs_needed(self, threshold: float) -> int | None:
         """Estimate how many more pairs are needed until an analysis decides. None if the ratio is decided, or if the
-        last analysis is too early.
+        last analysis has too few pairs.
 
         The half width of the interval must become smaller than the distance from the ratio to a bound. The bound is the
         threshold if the ratio is within the threshold, else 1.

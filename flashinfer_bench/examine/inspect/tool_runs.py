@@ -42,7 +42,7 @@ class ToolStep:
 
     name: str
     argv: list[str]
-    """Its command. If `calls`, the command that calls the solution is appended."""
+    """Its command. If `calls` is true, the command that calls the solution is appended."""
     calls: bool
     """Whether it calls the solution."""
     limit_s: float

@@ -113,7 +113,8 @@ def ask_judge(command: list[str]) -> int:
     if importlib.util.find_spec("flashinfer_bench") is None:
         print("only a run can judge this: install flashinfer-bench here, too")
         return 2
-    paths = map(os.path.abspath, os.environ.get("PYTHONPATH", "").split(os.pathsep))  # HERE becomes the present folder
+    # The program starts in HERE, where relative paths would differ.
+    paths = map(os.path.abspath, os.environ.get("PYTHONPATH", "").split(os.pathsep))
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     words = [sys.executable, "-m", "flashinfer_bench", *command]
     code = subprocess.run(words, cwd=HERE, env=environment, check=False).returncode

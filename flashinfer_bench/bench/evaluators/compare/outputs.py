@@ -196,4 +196,4 @@ def _bytes_of_bool(values: torch.Tensor) -> torch.Tensor:
 
 
 def _unravel(at: int, shape: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(map(int, np.unravel_index(at, shape)))  # torch's own imports sympy first
+    return tuple(map(int, np.unravel_index(at, shape)))  # torch's function would import sympy first

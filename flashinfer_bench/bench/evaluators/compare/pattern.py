@@ -23,7 +23,7 @@ LEAST_SHARE: Final = 0.99
 LEAST_FAILING: Final = 0.25
 """Changes of all values are tried if at least this share of the elements fails."""
 MOST_WRONG: Final = 0.2
-"""A range fits if it describes few positions wrongly: at most this share of the number of failing positions."""
+"""A range fits if the positions that it describes wrongly are at most this share of the failing positions."""
 MOST_ELSEWHERE: Final = 0.1
 """A position of an axis counts as failing if it has more than this share of the worst position's failures. A side of
 the diagonal is named if at most this share of the failures is outside it."""

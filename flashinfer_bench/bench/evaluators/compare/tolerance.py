@@ -23,7 +23,7 @@ import torch
 
 WINDOW: Final = 32
 """Elements in an aligned window. A window of equal values counts as unwritten if half of its elements fail. Kernels
-that round to few bits also return equal values, but these do not fail."""
+that round to few bits also return equal values, but those values do not fail."""
 
 
 OVERFLOW: Final = "; an overflow, such as exp of a large number without subtracting the maximum, is the usual cause"

@@ -92,7 +92,7 @@ def find_strange_names(definition: Definition) -> dict[str, list[str]]:
 def find_broken_by_axes(definition: Definition, workload: Workload) -> dict[str, str]:
     """Return the constraints that the axes of a workload break for all inputs, each with a message.
 
-    Axes that cannot be bound break no constraint: they are reported elsewhere.
+    Axes that `bind_axes` rejects give no message here, since they are reported elsewhere.
     """
     if not definition.constraints:
         return {}

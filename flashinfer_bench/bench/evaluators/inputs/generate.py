@@ -100,7 +100,7 @@ class InputMaker:
             file = BlobStore(self.blob_root).locate(source.path, workload=workload)
             where = f"input {name!r} of workload {workload} ({file}, key {source.tensor_key!r})"
             tensor = read_stored(file, source.tensor_key, self.definition.inputs[name], shape, where=where)
-            # Copied on the CPU too, because the mapped memory belongs to the data set.
+            # The tensor is copied on the CPU too, because the mapped memory belongs to the data set.
             self._stored[name] = tensor.item() if shape is None else tensor.to(self.device, copy=True)
         return self._stored[name]
 

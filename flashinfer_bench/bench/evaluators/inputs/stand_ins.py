@@ -375,7 +375,7 @@ def take_values(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _counts(values: Traced) -> bool:
-    """Return whether a tensor is 0, 1, 2 and so on. A comparison of values with it makes a one-hot encoding."""
+    """Return whether a tensor is 0, 1, 2 and so on. Comparing values with such a tensor makes a one-hot encoding."""
     inner = values.content
     return inner.ndim == 1 and not inner.is_meta and torch.equal(inner, torch.arange(len(inner)))
 

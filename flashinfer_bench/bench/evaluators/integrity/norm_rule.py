@@ -6,8 +6,8 @@ ratio never allows a row that is wrong as a whole. A row that is ill-conditioned
 skipped.
 
 On stress inputs an output with too few elements for a row is judged, too. Its few numbers may all be near zero by
-chance, or because a sum cancelled. So an ill-conditioned output of this size passes over the limit, too, if its error
-is at most a few times its change under rounding of the inputs.
+chance, or because a sum cancelled. So the error of an ill-conditioned output of this size may exceed the limit, up to a
+few times the output's change under rounding of the inputs.
 
 `judge_norms` judges one call. `surely_pass` checks many calls at once. If it accepts them, `judge_norms` is not needed.
 """
@@ -163,8 +163,7 @@ def surely_pass(calls: Sequence[JudgedCall], rule: NormRule, tolerance: Toleranc
     Args:
         calls: the calls to judge.
         rule: the rule for norms.
-        tolerance: tolerance for elements. If None, only norms are judged, and also for outputs that are too small for
-        rows.
+        tolerance: tolerance for elements. If None, only norms are judged, even of outputs that are too small for rows.
 
     Returns:
         None if nothing is decided. A list means that all calls pass. It has for each call whether norms apply to its

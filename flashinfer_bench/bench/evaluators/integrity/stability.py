@@ -208,7 +208,7 @@ class OtherTies(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Call an operation; call a choosing operation on its elements in another order."""
+        """Call an operation. A choosing operation gets its elements in another order."""
         del types
         given = dict(kwargs or {})
         if func not in CHOOSING or given.get("stable") or not args[0].dim():

@@ -500,7 +500,7 @@ class DeviceSession:
             if isinstance(verdict, Rejected):
                 raise SolutionFailure(verdict.status.value, f"its outputs are wrong: {verdict.message}")
 
-        limit_s = 2 * (self._session_config.timeout_seconds + COMPILE_S)  # it may be timed twice
+        limit_s = 2 * (self._session_config.timeout_seconds + COMPILE_S)  # the reference may be timed twice
         self._report(Phase(job=job.requested.index, name=phase, limit_s=limit_s))
         try:
             measured = self._time_reference(timer, job, baseline.inputs, phase, check=check)
@@ -554,7 +554,7 @@ class DeviceSession:
         return self._pool.settle() or was_compiling
 
     def _give_arena(self, worker: WorkerProcess | None, size: int = 0) -> None:
-        """Give the arena to a worker, without data of another worker or of the session in it.
+        """Give the arena to a worker. The arena then has no data of other workers or of the session.
 
         Args:
             worker: the worker that writes to the arena next; None for a reference's worker.
@@ -623,8 +623,8 @@ def describe_kills(job: str, first: WorkerKilled, second: WorkerKilled, memory_k
 
     Args:
         job: the job's name, for the message.
-        first: the first end.
-        second: the second end, in a fresh worker.
+        first: how the first worker ended.
+        second: how the second, fresh worker ended.
         memory_kills: number of processes that the kernel has ended for want of memory since the job began.
 
     Raises:

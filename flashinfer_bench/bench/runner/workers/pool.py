@@ -66,7 +66,7 @@ WARM_BYTES: Final = {"cuda": 768 << 20, "cpu": 256 << 20}
 """Estimated bytes of a warm worker. On a GPU: its context, the timing kernels and the flush buffer of the L2."""
 WARM_SHARE, FREE_SHARE = 16, 4
 """Warm workers together take at most 1/WARM_SHARE of the device's memory. On a GPU they also take at most 1/FREE_SHARE
-of the free memory, in which their own memory is included."""
+of the free memory, and their own memory counts as free."""
 MEMORY_SHARE: Final = 0.6
 """Share of the machine's memory for the workers of all sessions together, if the configuration sets no limit."""
 CONNECTIONS: Final = "CUDA_DEVICE_MAX_CONNECTIONS"

@@ -232,7 +232,7 @@ def _find_imported(import_path: Sequence[str]) -> Iterator[str]:
                     one for one in entries if one.suffix in (".py", ".so", ".pyd") or (one / "__init__.py").is_file()
                 )
                 yield from map(str, modules)
-    for name, module in list(sys.modules.items()):  # editable installs with a table of packages, which are on no path
+    for name, module in list(sys.modules.items()):  # editable installs on no path have a table of packages
         table = getattr(module, "MAPPING", None) if name.startswith("__editable__") else None
         if isinstance(table, dict):
             yield from (str(path) for path in table.values() if Path(str(path)) != PACKAGE)

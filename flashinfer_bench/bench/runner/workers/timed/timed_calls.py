@@ -287,7 +287,7 @@ class TimedCalls:
 
     @property
     def missing(self) -> int:
-        """Number of calls that are still missing, compared with the wanted number."""
+        """Number of further calls to keep until the wanted number is reached."""
         return max(0, self.wanted - self._seen)
 
     def begin(self) -> None:
