@@ -62,7 +62,7 @@ class Fetch:
     """Chosen file → why the folder lacks it."""
 
     def bring(self, chosen: Collection[str]) -> None:
-        """Check files, and download those that are missing or differ."""
+        """Check files, and download files that are missing or differ."""
         wrong = self.find_wrong(self.check, sorted(chosen), "checking")
         self.kept += (path for path in wrong if path.startswith(f"{TRACES}/") and (self.root / path).exists())
         kept = set(self.kept)

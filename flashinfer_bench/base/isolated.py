@@ -33,7 +33,7 @@ class IsolatedFailure(Exception):
     """The process ended without a response.
 
     Args:
-        code: its exit code, or minus the number of the signal that ended it; None if it was killed at its deadline.
+        code: its exit code, or the negative number of the signal that ended it; None if it was killed at its deadline.
         log: the end of its output.
     """
 

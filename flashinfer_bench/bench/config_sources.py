@@ -205,7 +205,7 @@ class ResolvedEvalConfig(EvalSettings):
         return {**self.values(), "profile_baseline": self.profile_baseline}
 
     def beyond(self, other: ResolvedEvalConfig) -> dict[str, Any]:
-        """Return the values of these settings that differ from the other settings."""
+        """Return the values of these settings that are different in the other settings."""
         if self is other:
             return {}
         theirs = other.values()

@@ -57,8 +57,8 @@ class DeviceState(Shown):
     healthy: bool
     """False while the device is given up: its sessions do not start, or another run keeps its lock."""
     condition: DeviceCondition
-    """resting: it has no session, and gets one with the next job. waiting: another run has its lock. lost: given up for
-    some time."""
+    """resting: the device has no session, and gets one with the next job. waiting: another run has its lock. lost:
+    given up for some time."""
     since: str
     """When the condition began, as ISO 8601 in UTC."""
     job: JobLabel | None = None

@@ -295,7 +295,7 @@ class TraceRecorder:
             job: the judged job.
             device: its device.
             evaluation: the verdict.
-            seed: the seed of its inputs, in the form of a trace.
+            seed: the seed of the job's inputs, in the form of a trace.
         """
         config = self._context.config
         variables = recorded_variables(os.environ) if device.node is None else {}  # a node has variables of its own

@@ -125,7 +125,7 @@ class Scheduler:
     """Runs jobs on devices. `close` ends its processes.
 
     Args:
-        executors: the devices of sessions; of this machine or of a cluster.
+        executors: the table of slots, of this machine or of a cluster.
         session_config_for: returns the settings of a device's session.
         requests: makes the requests of batches; the scheduler ends its build pool.
         rules: the rules of a run, or of a loop with long-lived sessions.

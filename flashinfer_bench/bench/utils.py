@@ -28,7 +28,7 @@ def gen_inputs(
 
     Args:
         definition: names the inputs.
-        workload: has their sizes and sources.
+        workload: has the sizes and sources of the inputs.
         device: the device of the tensors.
         safe_tensors: input name → its stored tensor, from `load_safetensors`.
 

@@ -163,7 +163,7 @@ def add_flags(parser: argparse._ActionsContainer, flags: Mapping[str, str], **de
     a value decides its kind: N a whole number, F a number, X a share, `a|b` a choice, `NAME...` one or more names.
 
     Args:
-        parser: the parser, or a group of it.
+        parser: the parser, or one of its groups.
         flags: syntax of a flag → its help.
         defaults: field of the parsed arguments → its value if the flag is not given.
     """

@@ -194,7 +194,7 @@ def show_rows(args: Namespace, rows: Sequence[Any], render: Callable[[], str], n
     """Print the rows of a report in the requested format, and return the exit code.
 
     Args:
-        args: the arguments; they have the format.
+        args: the command's arguments, among them the format.
         rows: dataclasses.
         render: makes the text.
         nothing: the note for an empty list of rows.

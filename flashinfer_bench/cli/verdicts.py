@@ -157,7 +157,7 @@ def render_summary(
     """Render a row for each solution, then the reasons of all failures, then notes on the numbers.
 
     Args:
-        names: the names of their workloads.
+        names: the names of the rows' workloads.
         pick: takes all columns; returns the columns to render.
         against: the baseline of the speed-ups.
     """

@@ -138,7 +138,7 @@ class StepReport:
 
     name: str
     code: int
-    """Its exit code; minus the signal's number if a signal ended it."""
+    """Its exit code; the negative number of the signal if a signal ended it."""
     output: str
     seconds: float
 

@@ -93,8 +93,8 @@ def find_cost(definition: Definition, axes: Mapping[str, int], values: Values | 
 
 
 def _unit(sized: Sized) -> Unit:
-    """Return the arithmetic unit: that of the first factor or of the largest factor, whichever dtype is wider. Op types
-    in `PLAIN` have fp32."""
+    """Return the arithmetic unit for the wider of two dtypes: the first factor's and the largest factor's. Op types in
+    `PLAIN` have fp32."""
     if sized.definition.op_type in PLAIN:
         return "fp32"
     factors = [

@@ -35,7 +35,7 @@ class Peak:
     tb_per_sec: float
     """Memory bandwidth, 10^12 bytes a second."""
     l2_bytes: int = 0
-    """Bytes of the last-level cache. Data that fits in may be read faster than memory allows."""
+    """Bytes of the last-level cache. Data that fits into this cache may be read faster than memory allows."""
     source: str = "vendor"
     """The source of the figures."""
 

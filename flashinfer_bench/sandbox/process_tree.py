@@ -91,7 +91,7 @@ class Process(NamedTuple):
 
 
 def read_process(pid: int) -> Process | None:
-    """Read a process from proc(5)'s stat; None if it has ended. The id may be that of a thread."""
+    """Read a process from proc(5)'s stat; None if it has ended. The id may be a thread's id."""
     try:
         state, *numbers = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(") ")[2].split()[:4]
     except (OSError, ValueError):

@@ -2,8 +2,8 @@
 
 Samples differ more between workers than within one worker. Each worker has its own memory, context and time of
 measurement. So the spread between workers widens the interval of one worker's samples. The interval of several workers
-is Student's. A spread is a standard deviation over workers, of the logarithm of the latency of the same code: 0.004
-means 0.4 %.
+is Student's. A spread is the standard deviation, over workers, of the logarithm of equal code's latency: 0.004 means
+0.4 %.
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ def learned_spread(kind: str, squares: float, freedom: float) -> WorkerSpread:
 
 
 def sum_squares(groups: Sequence[Sequence[float]]) -> tuple[float, float]:
-    """Return the sum of squares within groups, and its degrees of freedom. The squared deviations are those of a
-    latency's logarithm from the mean logarithm of its group.
+    """Return the sum of squares within groups, and its degrees of freedom. A deviation is the difference between a
+    latency's logarithm and the mean logarithm of its group.
 
     Args:
         groups: in each group, latencies of the same code on the same input, each from another worker.

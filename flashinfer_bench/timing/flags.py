@@ -17,7 +17,7 @@ if TYPE_CHECKING:  # reports name flags, and NVML need not be installed for that
     from flashinfer_bench.timing.nvml import GpuState
 
 LATE_SHARE: Final = 0.25
-"""A call is host-bound if a larger share of its samples is late."""
+"""A call is host-bound if more than this share of its samples is late."""
 BELOW_FLOOR: Final = "below_floor"
 FLAGS: Final = {
     "no_gpu_work": "the call launched nothing on the GPU, so the host's time counts",

@@ -57,7 +57,7 @@ REQUEST_CALLS: Final = 3
 up to REQUEST_S, the clock's times decide whether a call that may stop early is quick. If a request takes longer, the
 wall time of a batch of REQUEST_CALLS decides."""
 LATE_SHARE: Final = 0.1
-"""If a larger share of a batch is late, the delay is doubled and the batch is taken again."""
+"""If more than this share of a batch is late, the delay is doubled and the batch is taken again."""
 RETAKES: Final = 3
 EXTRA_SHARE: Final = 10
 EXTRA_S: Final = 0.05

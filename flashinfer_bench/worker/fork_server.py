@@ -50,8 +50,8 @@ SUPERVISORS_LIMIT_S: Final = 2.0
 END_LIMIT_S: Final = 30.0
 """Seconds for killing all processes below the server at its end."""
 MORE_TASKS, MORE_TASKS_PER_CORE = 4096, 512
-"""Number of threads and processes that a worker's user may add to those that run at the start: a base, and a number for
-each core. The limit counts all processes of the user, so workers and compilers on all devices must fit."""
+"""Number of threads and processes that a worker's user may add after the start: a base, and a number for each core. The
+limit counts all processes of the user, so workers and compilers on all devices must fit."""
 
 
 @dataclass(frozen=True)

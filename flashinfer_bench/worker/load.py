@@ -143,8 +143,7 @@ def import_extension(name: str, path: str) -> types.ModuleType:
 
 
 def find_operator(symbol: str, known: Container[str]) -> Function | None:
-    """Return torch's operator of that name, unless it is one of the `known` operators from before the load; else
-    None."""
+    """Return torch's operator of that name; None if there is none, or if it existed before the load (`known`)."""
     for found in torch._C._dispatch_get_all_op_names():
         space, _, rest = found.partition("::")
         name, _, overload = rest.partition(".")

@@ -53,8 +53,8 @@ _ORIGINS: dict[type[Evaluator], str] = {}
 OFFER: Final = "EVALUATORS"
 """Name of the list in which a plug-in's module offers its evaluators."""
 SLIP_CUTOFF: Final = 0.9
-"""A method's name counts as misspelt if its similarity (0 to 1) to an overridable method's name is at least this. Such
-names differ in a letter or two."""
+"""A method's name counts as misspelt if its similarity (0 to 1) to an overridable method's name is at least this
+number. Such names differ in a letter or two."""
 DIGEST_LENGTH: Final = 16
 """Hexadecimal digits of a source file's SHA-256 in a fingerprint."""
 METHODS: Final = ("build_baseline", "check_correctness", "eval_performance")

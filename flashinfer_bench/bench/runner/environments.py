@@ -75,7 +75,7 @@ def session_environment(environment: Mapping[str, str], device: Device, *, inter
 
 
 def server_environment(environment: Mapping[str, str], kind: str) -> dict[str, str]:
-    """Return the environment of the fork server of sessions for devices of this kind."""
+    """Return the environment of the fork server that starts sessions on devices of this kind."""
     own = {name: value for name, value in environment.items() if not _is_secret(name, value)}
     package_parent = str(PACKAGE.parent)
     own["PYTHONPATH"] = os.pathsep.join(filter(None, [package_parent, environment.get("PYTHONPATH")]))

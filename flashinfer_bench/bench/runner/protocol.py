@@ -55,7 +55,7 @@ class SessionConfig(Frame):
     call_timeout_seconds: LimitS | None = None
     profile_baseline: bool
     compile_mode: str = ""
-    """Mode of torch.compile in which each reference is timed, too; empty if it is timed only as it is."""
+    """Mode of torch.compile for a second timing of each reference; empty for no second timing."""
     time_budget_s: float
     baseline_budget_s: float
     timing: TimingSettings = USUAL

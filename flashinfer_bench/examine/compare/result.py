@@ -59,7 +59,7 @@ LIMIT_TOO_SMALL: Final = f"a quieter machine or a larger --threshold, since {MOS
 
 @dataclass(frozen=True)
 class Ratio:
-    """The latency of B over that of A, as a logarithm with its uncertainty."""
+    """The ratio of two latencies, B over A, as a logarithm with its uncertainty."""
 
     log_mean: float
     log_half: float | None

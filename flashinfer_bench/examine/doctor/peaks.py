@@ -21,7 +21,7 @@ from flashinfer_bench.testing.gpu_time import bench_gpu_time
 
 ROUNDS: Final = 3
 WARM_UP_MS, TIMED_MS = 50, 100
-"""Duration of the untimed and of the timed calls of one rate in a round."""
+"""Milliseconds of untimed calls, then of timed calls, for one rate in a round."""
 MOST_NUMBERS: Final = 1 << 28
 """Largest number of elements of a vector, 1 GiB in float32. It exceeds every L2."""
 FREE_BYTES: Final = 32

@@ -165,7 +165,7 @@ class ChainKernels:
     """Launches the kernels on the current stream of a GPU.
 
     Args:
-        image: their machine code.
+        image: the kernels' machine code.
         device: the GPU, which is the current device.
     """
 

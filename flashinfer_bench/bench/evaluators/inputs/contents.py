@@ -12,8 +12,8 @@ of inputs that the evaluator made (the base), in one of four modes. The input's 
     fixed    integers that give structure (page tables, offsets), single numbers, tables of constants: unchanged
 
 Factors and orders are secret. Orders differ from row to row, and factors from element to element. With a single factor
-or order, a solution could compute sums and maxima of rows from those of the base. With rotation alone, a solution could
-still use weights that it converted and cached. `writer.py` writes the contents.
+or order, a solution could compute sums and maxima of rows from the sums and maxima of the base. With rotation alone, a
+solution could still use weights that it converted and cached. `writer.py` writes the contents.
 """
 
 from __future__ import annotations
@@ -295,7 +295,7 @@ def redraw_rows(value: torch.Tensor, key: int, *, keeps_length: bool) -> torch.T
     Args:
         value: rows of a dtype in MULTIPLIED.
         key: secret; decides the order, which all rows share, and the factors.
-        keeps_length: whether a row keeps its Euclidean length; else its sum.
+        keeps_length: whether a row keeps its Euclidean length; if not, it keeps its sum.
     """
     generator = torch.Generator(value.device).manual_seed(key)
     order = torch.randperm(value.shape[-1], generator=generator, device=value.device)

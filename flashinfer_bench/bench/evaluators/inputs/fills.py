@@ -1,9 +1,9 @@
 """The content of outputs before a call. A kernel that writes every element overwrites all of it.
 
-Floats of 16 bits and more are filled with a quiet NaN whose payload no conversion and no arithmetic makes. The payload
-of a canonical NaN is all zeros or all ones, and NaNs from shorter floats end in zeros. A float of 8 bits has only one
-or two NaN patterns. Outputs of 8 bits are filled with NaN before some calls, and with a finite number before others. So
-an unwritten element is wrong in some of the calls.
+Floats of 16 bits and more are filled with a quiet NaN, with a payload that no conversion and no arithmetic makes. The
+payload of a canonical NaN is all zeros or all ones, and NaNs from shorter floats end in zeros. A float of 8 bits has
+only one or two NaN patterns. Outputs of 8 bits are filled with NaN before some calls, and with a finite number before
+others. So an unwritten element is wrong in some of the calls.
 """
 
 from __future__ import annotations

@@ -34,8 +34,8 @@ _TOTAL_AXES: Final = {
     "kv": ("num_kv_indices", "total_kv", "total_num_pages", "total_k"),
     "": ("total_seq_len", "total_tokens", "num_tokens", "total_q", "total_kv"),
 }
-"""Axes whose size may be the last offset, if no constraint gives it. Keys: "q" for queries, "kv" for keys and values,
-"" for others."""
+"""Axes whose size may be the last offset, if no constraint gives that offset. Keys: "q" for queries, "kv" for keys and
+values, "" for others."""
 _TABLE_AXES: Final = ("max_num_pages", "max_num_blocks", "max_pages_per_seq", "max_blocks_per_seq")
 _LENGTH_AXES: Final = ("max_seq_len", "max_kv_len", "max_seqlen", "max_context_len", "seq_len", "kv_len")
 _POSITION_AXES: Final = ("max_seq_len", "max_position_embeddings", "max_position", "max_positions")

@@ -74,7 +74,7 @@ class VariedInput:
     deviation: float | None = None
     """Standard deviation of a random "scaled" input that is normal around zero."""
     flips: int = 0
-    """Bits of each byte of a random "rolled" input that may be flipped without making a value less likely."""
+    """Bits that may be flipped in each byte of a random "rolled" input, without making a value less likely."""
     is_perturbed: bool = False
     """Whether a "rolled" input that is not random holds quantised numbers, which may change a little."""
     kind: Kind | None = None

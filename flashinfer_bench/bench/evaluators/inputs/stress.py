@@ -53,7 +53,7 @@ FAR: Final = (2.5, 4.5)
 GATE: Final = (3.5, 5.0)
 """Range of the shift of a gate's input. Such a shift makes the gate's sigmoid nearly 1 or nearly 0."""
 OPEN_STEPS: Final = 80
-"""Number of last steps in which some gates are shifted. In earlier steps the gates are as usual, so the state takes in
+"""Some gates are shifted in this many last steps. In earlier steps the gates are as usual, so the state takes in
 values."""
 LEAST_LENGTH: Final = 4
 """`part_of` chooses nothing along a shorter axis."""

@@ -17,7 +17,7 @@ GROUPS: Final = (32, 8)
 PART_GROUPS: Final = (4, 2)
 """Numbers of groups for the few draws of a part of the rows. With more groups, the p-values would be too small."""
 PAIR_GROUPS: Final = 16
-"""Number of groups in which a draw is compared with the draw of the previous call."""
+"""Number of groups for comparing a draw with the draw of the previous call."""
 LEAST_EXPECTED: Final = 8
 """Minimum expected draws in a group. If there are few draws, there are fewer groups."""
 

@@ -186,7 +186,7 @@ class JobResult:
 
 
 def bytes_held(job: JobContext) -> int:
-    """Return the bytes of a job's inputs and expected outputs, as far as they exist."""
+    """Return the bytes of a job's inputs and expected outputs that exist."""
     sets = [*job.baseline.inputs, *job.baseline.outputs] if job.baseline is not None else []
     return bytes_of({id(value): value for values in sets for value in values}.values())
 
@@ -249,7 +249,7 @@ def find_floor_ms(definition: Definition, workload: Workload, device: Any, claim
         workload: sizes of the axes.
         device: the GPU's properties in torch.
         claimed_ms: latency of one call. The reference is analysed only if reading all inputs would take longer than
-        this.
+        this latency.
     """
     peak = find_peak(device.name)
     if peak is None:

@@ -77,7 +77,7 @@ def judge_reads(
     Args:
         reads: the chosen calls of each timed trial.
         baseline: expected outputs for the evaluator's own inputs.
-        context: the evaluator's context, with notes other than the job's.
+        context: the evaluator's context; its notes are not the notes of the job.
     """
     request, evaluator = job.request, job.request.evaluator
     needed, others = sort_reads(reads)

@@ -140,7 +140,7 @@ class SharedArena:
 
     @property
     def largest(self) -> int:
-        """Bytes of the current memory, or of the memory to which it returns, whichever is more."""
+        """Bytes of the current memory, or of the memory that `come_back` restores, whichever is larger."""
         return max(self.size, (self._home or self._nothing).block.numel())
 
     def reserve(self, size: int) -> None:

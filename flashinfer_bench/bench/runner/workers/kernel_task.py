@@ -17,7 +17,7 @@ from flashinfer_bench.bench.runner.workers.worker_handle import WorkerProcess
 from flashinfer_bench.timing.settings import PRECISION, USUAL, TimingSettings
 
 Vary = Callable[[int, Sequence[Any]], Contents]
-"""Makes the contents of the calls of a set, from a unique number and the evaluator's inputs of that set."""
+"""Takes a unique number and the evaluator's inputs of a set; makes the contents of the set's calls."""
 
 READS: Final = {"cpu": 6, "cuda": 3}
 """Kind of device → number of calls that are compared in each timed trial, not counting the call on the evaluator's own

@@ -40,7 +40,7 @@ from flashinfer_bench.worker.protocol import (
 MAX_ANSWER_BYTES: Final = 8 << 20
 PIPE_READ_BYTES: Final = 1 << 20
 MAX_DRAINS: Final = 64
-"""Maximum number of reads of a worker's output in a row. A solution may print without end."""
+"""Maximum number of consecutive reads of a worker's output. A solution may print without end."""
 READY_LIMIT_S: Final = 60.0
 """Seconds for a new worker to start."""
 END_LIMIT_S, FORCE_LIMIT_S = 5.0, 60.0
@@ -123,8 +123,8 @@ class WorkerProcess:
         order: environment, device, threads, memory limit and sandbox of the worker; `home` is added.
         home: a private folder of the worker, created here and removed at its end.
         given: a folder that only this worker reads; None if it reads all files that its user can read.
-        own: its private folder for compiled files; None to use its solution's folder.
-        log: receives its output.
+        own: the worker's private folder for compiled files; None to use its solution's folder.
+        log: receives the worker's output.
     """
 
     def __init__(

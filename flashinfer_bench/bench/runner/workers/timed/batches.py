@@ -156,7 +156,7 @@ def byte_ns(device: torch.device) -> float:
 
 
 def count_batch_calls(claimed_ns: float, size: int, operations: int = 1) -> int:
-    """Return the number of calls in a batch, as far as memory allows.
+    """Return the number of calls in a batch. Memory may limit it.
 
     Batches of calls with many operations have fewer calls, since the operations of a longer graph begin later. They
     last at least a quarter of USUAL's time.

@@ -47,8 +47,8 @@ FREE_SHARE: Final = 8
 """All buffers together take at most 1/FREE_SHARE of a GPU's free memory."""
 FEWEST_BUFFERS: Final = 5
 FEWEST_CALLS: Final = 2
-"""Minimum number of buffers of chains and batches, and of calls of a chain if these buffers do not fit. If only one
-call fits, no chain is needed: a solution cannot compute several calls at once."""
+"""Minimum number of buffers of a chain or a batch; minimum number of calls of a chain if these buffers do not fit. If
+only one call fits, no chain is needed: a solution cannot compute several calls at once."""
 SCARCE_SHARE: Final = 3
 """If memory is scarce, FEWEST_BUFFERS take at most 1/SCARCE_SHARE of the free memory. The session needs the same amount
 again for its own memory, and for compared calls."""
@@ -179,7 +179,7 @@ class CallBuffers:
     def own_inputs(self, count: int) -> tuple[torch.Tensor, list[torch.Tensor | None]]:
         """Return private memory for the inputs of this many calls, as rows of bytes and as tensors.
 
-        The first value has the form of `held_inputs`, the second that of `input_rows`, on the same device.
+        The rows are laid out like `held_inputs`, the tensors like `input_rows`, on the same device.
         """
         rows = torch.zeros(count, self.inputs_end, dtype=torch.uint8, device=self.arena.device)
         return rows, self._rows_of_inputs(rows.view(-1), count, self.inputs_end)

@@ -60,8 +60,8 @@ LONGEST_NS: Final = 1_000_000_000
 """Longer calls run in no chain: each is timed by itself. An empty chain that takes longer is abandoned."""
 CHAIN_NS: Final = 20_000_000
 CHAIN_BYTES: Final = 2 << 30
-"""Maximum nanoseconds, and maximum bytes, of all calls of a chain together. A chain has FEWEST_BUFFERS calls in any
-case, if GPU_BYTES allow."""
+"""Maximum nanoseconds, and maximum bytes, of all calls of a chain together. A chain has at least FEWEST_BUFFERS calls,
+if GPU_BYTES allow."""
 MOST_CHAINS: Final = 4
 """Maximum number of chains, and exact number of empty chains. A further chain runs only if the best so far would raise
 the latency."""

@@ -33,7 +33,7 @@ from flashinfer_bench.timing.settings import TimingSettings
 MOST_ODD: Final = 4
 """Maximum number of odd calls that are compared for each set of inputs. Honest outputs can repeat, as masks do."""
 MADE_TOGETHER_BYTES: Final = 1 << 28
-"""Maximum bytes of calls whose inputs are made again together, for the reference and to check that no call has changed
+"""Maximum bytes of calls whose inputs are made again together: for the reference, and to find calls that have changed
 them."""
 TOGETHER_BYTES: Final = 1 << 22
 """Maximum bytes of calls that are copied or made again together. Larger copies gain little, and stay in memory until
