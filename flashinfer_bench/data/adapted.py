@@ -1,4 +1,4 @@
-"""Makes solutions of files in the form of other engines: they define a name that the other engine calls.
+"""Makes solutions of files for other engines. Such a file defines a name that its engine calls.
 
 Such a solution has three sources: the author's file, the definition's reference, and an entry file. The reference has a
 function `bind_solution`, which returns the author's code as a function of the inputs.
@@ -22,7 +22,7 @@ ENGINES: Final[Mapping[str, tuple[str, str]]] = {
 }
 """Engine → the name in a file, and the engine's definitions, for people."""
 SOURCE_TAG: Final = "source:"
-"""Prefix of the tag with the engine of a definition."""
+"""Prefix of the tag that names a definition's engine."""
 ENTRY: Final = """\
 from pathlib import Path
 

@@ -3,9 +3,9 @@ run.
 
     def run(x: "bfloat16[rows, columns=4096]", eps: float) -> "y: bfloat16[rows, columns]":
 
-A tensor is `dtype[axes]`, a Python scalar only its dtype, or `float`, `int` or `bool`. A name is a var axis, and
-`name=4096` a const axis. `half=columns // 2` is an axis computed from others, and a number is a size without a name. An
-output may have a name in front. Several outputs are a tuple of such texts.
+A tensor is `dtype[axes]`. A Python scalar is a dtype alone, or one of `float`, `int` and `bool`. A name is a var axis,
+`name=4096` a const axis, and `half=columns // 2` a computed axis. A number is a size without a name. An output may have
+a name in front. Several outputs are a tuple of such texts.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ def make_parts(source: str, ask: Callable[[str], str] | None) -> dict[str, Any]:
 
     Args:
         source: the reference.
-        ask: takes a line that describes a missing annotation; returns the annotation. None: raise instead of asking.
+        ask: takes a line that describes a missing annotation; returns the annotation. If None, a missing annotation
+            raises.
 
     Raises:
         ValueError: the source has no `run`, or annotations are missing or wrong; the message has a line for each.

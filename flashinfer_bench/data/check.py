@@ -53,7 +53,7 @@ class Asked:
     authors: Sequence[str] | None = None
 
     def is_about(self, issue: LoadIssue, trace_set: TraceSet) -> bool:
-        """Return whether an issue is about this part, by the path of its file."""
+        """Return whether the file of an issue belongs to this part."""
         parts = parts_below(issue.file, trace_set.roots)
         definitions = self.definitions
         if self.solutions and not definitions:
@@ -69,7 +69,7 @@ class Asked:
 
 
 def parts_below(file: Path, roots: Iterable[Path]) -> tuple[str, ...]:
-    """Return the folders of a file below its root, and its name without the suffix."""
+    """Return the folders between a root and a file, and the file's name without its suffix."""
     root = next((root for root in roots if file.is_relative_to(root)), None)
     return () if file == root else (file if root is None else file.relative_to(root)).with_suffix("").parts
 
@@ -135,7 +135,7 @@ def find_input_issues(trace_set: TraceSet, jobs: Iterable[tuple[str, Workload]])
 
     Args:
         trace_set: the set with the definitions and roots.
-        jobs: names of definitions, each with one of their workloads.
+        jobs: pairs of a definition's name and a workload.
     """
     blobs: dict[tuple[Path, str], Tensors] = {}
     for name, workload in jobs:

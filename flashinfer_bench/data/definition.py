@@ -126,7 +126,7 @@ class Definition(DataModel):
     tags: list[str] = Field(default_factory=list)
     """Free words, such as model:llama-3.1-8b."""
     constraints: list[str] = Field(default_factory=list, max_length=MOST_EXPRESSIONS)
-    """Python expressions over axes and inputs that hold for every workload."""
+    """Python expressions over axes and inputs. Each is true for every workload."""
     description: str | None = None
     """A description for people."""
     custom_inputs_entrypoint: NonEmpty | None = None
@@ -171,7 +171,7 @@ class Definition(DataModel):
 
     @property
     def var_axes_bindings(self) -> dict[str, tuple[str, int]]:
-        """Var axis → index of the first input that has the axis, and the dimension of the axis in this input."""
+        """Var axis → the name of the first input with this axis, and the axis's dimension there."""
         found: dict[str, tuple[str, int]] = {}
         for name, spec in self.inputs.items():
             for dimension, axis in enumerate(spec.shape or ()):
@@ -217,7 +217,7 @@ class Definition(DataModel):
 
     @property
     def reference_call(self) -> NamedCall:
-        """How the reference's `run` takes the inputs: by the names in its source, else by position."""
+        """How to pass the inputs to the reference's `run`, from the parameters in its source."""
         return split_names(read_module(self.reference).signatures.get(ENTRY_NAME), self.inputs)
 
     def digest(self) -> str:

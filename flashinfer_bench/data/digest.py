@@ -1,7 +1,4 @@
-"""Digests of plain values: sha256 over canonical JSON. The order counts in lists, not in dicts.
-
-Also the seed of a text.
-"""
+"""Digests of plain values: sha256 over canonical JSON. The order of a dict's keys changes no digest."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ class Dtype(NamedTuple):
     """The properties of one dtype name."""
 
     bits: int
-    """Size of one element, in bits. The packed dtype has the size of a byte, which holds two elements."""
+    """Size of one stored element, in bits. For the packed dtype this is a byte with two numbers."""
     kind: Kind
     """Kind of the values."""
     storage: str
@@ -77,7 +77,7 @@ def why_not_held(name: str, value: bool | float) -> str | None:
 DType = Enum("DType", {name.upper(): name for name in DTYPES}, type=str)  # type: ignore[misc] # of the table's names
 """The names of `DTYPES` as an enum, for scripts that use members; a model keeps the plain name."""
 NOT_RECORDED: Final = "unknown"
-"""The dtype that a library dumps if it did not record the dtype."""
+"""Stands in a library's dump for a dtype that was not recorded."""
 
 
 def check_dtype(name: str) -> str:

@@ -1,8 +1,8 @@
 """Small expressions in definitions: the syntax of constraints, and the value of an axis given as an expression.
 
-Axis expressions are evaluated here over integers and exact fractions by walking the syntax tree, so no code of a data
-set is run. The size of an axis is a whole number: a division must be exact, or rounded by `//`, `int`, `ceil` or
-`floor`. Constraints are only parsed here. They may use tensors, so the judge evaluates them when the inputs exist.
+Axis expressions are evaluated here, over integers and exact fractions. The syntax tree is walked, so no code of a data
+set runs. The size of an axis is a whole number: a division must be exact, or rounded by `//`, `int`, `ceil` or `floor`.
+Constraints are only parsed here. Constraints may use tensors, so the judge evaluates them when the inputs exist.
 """
 
 from __future__ import annotations

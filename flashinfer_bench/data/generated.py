@@ -1,5 +1,4 @@
-"""Workloads that are made of sizes, and not read from the files of a set. A trace has all that is needed to repeat
-them."""
+"""Makes workloads of sizes that the user gives. A trace has all data to make its workload again."""
 
 from __future__ import annotations
 
@@ -47,9 +46,9 @@ def make_workloads(definition: Definition, sizes: Sizes, inputs: Mapping[str, An
 def sweep(trace_set: TraceSet, definition: Definition, sizes: Sizes) -> None:
     """Replace the workloads of a definition in memory by the workloads of a sweep.
 
-    The first workload of the set gives the sizes of other axes, the scalars and the custom inputs. Other inputs are
-    random, since a stored input fits only the sizes of its own workload. A workload of the set with the same sizes and
-    inputs is used instead of a new one.
+    The set's first workload gives the sizes of axes that are not swept, the scalars and the custom inputs. All other
+    inputs are random, since a stored input fits only the sizes of its own workload. If the set has a workload with the
+    same sizes and inputs, it is used instead of a new workload.
 
     Raises:
         UsageError: a size does not fit the definition, or an axis has no size.

@@ -69,7 +69,7 @@ class Location(NamedTuple):
     """The definition for a solution or workload that names no definition. If None, the name of the workloads file is
     used."""
     root: Path | None = None
-    """The root for blob paths, if blob paths in the file may be relative to the file's folder."""
+    """The root, for a file whose blob paths may be relative to the file's folder; else None."""
 
     def issue(self, severity: Severity, reason: str, steps: Sequence[str] = ()) -> LoadIssue:
         """Make an issue about a field of the object, or about the whole object."""

@@ -39,8 +39,8 @@ CUDA: Final = Language((".cu",), builder="native", is_compiled=True, needs_gpu=T
 
 
 class SupportedLanguages(str, Enum):
-    """Languages of solutions. If sources fit several languages, the last of them in this list counts. For Python
-    sources, the first counts."""
+    """Languages of solutions, in order of precedence. If sources fit several languages, the last one in this list
+    counts; for Python sources, the first one."""
 
     record: Language
 

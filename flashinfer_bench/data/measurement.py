@@ -27,7 +27,7 @@ BOUNDS: Final = {
     "floor": "the least time that the device allows",
     "none": "none (indicative)",
 }
-"""The sources of a latency's lower bound → their descriptions."""
+"""Source of a latency's lower bound → its description."""
 CONFIRMED: Final = "confirmed"
 """The standing of a result of full assurance, which may take first place."""
 NOT_CONFIRMED: Final = "not confirmed"
@@ -156,7 +156,7 @@ class CompiledRecord(msgspec.Struct, frozen=True, gc=False):
 
 
 class FingerprintRecord(msgspec.Struct, frozen=True, gc=False):
-    """The parsed fields of a fingerprint. They are empty in the traces of another engine."""
+    """The parsed fields of a fingerprint. All are empty in a trace of another engine."""
 
     definition: str = ""
     solution: str = ""
@@ -197,8 +197,9 @@ class ReportedTrace(msgspec.Struct, frozen=True, gc=False):
     def may_be_best(self, latency_ms: float) -> bool:
         """Return whether a latency may be called the best.
 
-        Never if the verdict is a quick look, or if the worker reported less than `LEAST_REPORTED` of the latency. Also
-        never if solution and reference both wait for the GPU inside a call: then the host's time decides their ratio.
+        It may not if the verdict is a quick look, or if the worker reported less than `LEAST_REPORTED` of the latency.
+        It may not if solution and reference both wait for the GPU inside a call. Then the host's time decides their
+        ratio.
         """
         both_wait = all("waits_inside" in record.flags for record in (self.measurement, self.baseline))
         claimed_ms = self.measurement.claimed_ms

@@ -31,7 +31,7 @@ class ModuleMetadata(NamedTuple):
     names: Mapping[str, str | None]
     """Top-level name ("*": a star import) → why calling it never returns tensors; None if it may return tensors."""
     functions: Sequence[str]
-    """The top-level functions that a caller may mean, in their order."""
+    """Names of the top-level functions except device functions, in their order."""
     signatures: Mapping[str, inspect.Signature]
     """Parameters of the functions whose arguments no decorator changes."""
     packages: frozenset[str]

@@ -224,14 +224,14 @@ class TraceSet:
     ) -> Trace | None:
         """Return the trace with the highest speed-up among the latest traces that passed; None if there is none.
 
-        Confirmed traces, of full assurance, come before other traces of a GPU. Quick looks are skipped. A trace is also
-        skipped if its worker reported far less than the latency. So is a trace whose solution and reference both wait
-        for the GPU inside a call.
+        Confirmed traces, of full assurance, come before other traces of a GPU. If speed-ups are equal, for example
+        without a measured reference, the lower latency wins. Three kinds of traces are skipped: quick looks, traces
+        whose worker reported far less than the latency, and traces whose solution and reference both wait for the GPU
+        inside a call.
 
-        The judge fails an element only if its absolute and its relative error are both too large, and it may allow some
-        elements to fail. So the largest relative error of a correct output can be huge near zero. With the default
-        bounds, only the verdict counts. Any other bound also limits the largest error, as in `filter_traces`. If
-        speed-ups are equal, for example without a measured reference, the lower latency wins.
+        With the default bounds, only the verdict counts. Any other bound also limits the largest error, as in
+        `filter_traces`. The largest relative error of a correct output can be huge near zero, since the judge fails an
+        element only if both of its errors are too large.
 
         Args:
             axes: sizes of the var axes that a workload must have.

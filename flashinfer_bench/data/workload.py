@@ -126,7 +126,7 @@ class Workload(DataModel):
     weight: Weight = 1.0
     """Weight in means over workloads, for example its share of the time in production. It does not affect a verdict."""
     timed: bool = True
-    """If false, solutions are judged on the workload, and not timed."""
+    """Whether solutions are also timed on the workload, and not only judged."""
 
     @property
     def has_custom_inputs(self) -> bool:

@@ -1,4 +1,4 @@
-"""Parses untrusted YAML: aliases and merge keys may expand to billions of values.
+"""Parses untrusted YAML within limits, since aliases and merge keys may expand to billions of values.
 
 A key is text as it is written: 1234, on and 0x12 are names. Imports no other module of the package.
 """

@@ -7,7 +7,8 @@
            "strided": [inputs that are parts of larger tensors], "others": text of the other values}
 
 A shape is null for a number. A problem runs in a fork of the process, on the CPU, with fake tensors, which have shapes
-and no values. A problem that needs values runs with real tensors. It is no sandbox: the user has to trust the problems.
+and no values. A problem that needs values runs with real tensors. A fork is no sandbox, so the user has to trust the
+problems.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ CPU: Final = torch.device("cpu")
 
 def answer(request: dict[str, Any]) -> list[dict[str, Any]]:
     """Inspect each problem in a fork of this process."""
-    with FakeTensorMode():  # imports now what every fork needs
+    with FakeTensorMode():  # loads modules once for all forks
         torch.zeros(1).sum()
     return [inspect_apart(inspect_problem, request["block"], problem) for problem in request["problems"]]
 
@@ -59,7 +60,7 @@ def _inspect_case(one: Any, mode: Any, case: dict[str, Any]) -> dict[str, Any]:
             )
     if not any(map(_is_tensor, inputs.values())):
         raise Unsupported("its data has no tensor")
-    # Filling is the first write. A problem that writes again sets the values itself.
+    # The filling is a tensor's first write. After a second write, the values are the problem's own.
     unset = {_memory(tensor) for tensor in filled if tensor.is_inference() or tensor._version == 1}
     with mode(CPU):
         outputs, _ = one.flatten(one.load("reference").ref_kernel(data), "output")

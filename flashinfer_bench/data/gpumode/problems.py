@@ -2,12 +2,13 @@
 
     SET/PROBLEM/task.yml                a problem: files, cases, ranking
     SET/PROBLEM/reference.py            generate_input, ref_kernel, check_implementation
-    SET/PROBLEM/solutions/correct/*.py  submissions, by the author `correct`; so is each other file with `custom_kernel`
+    SET/PROBLEM/solutions/correct/*.py  submissions, by the author `correct`
 
-Inputs and outputs come from a run of the problem's code (`inspection.py`). A problem is one definition, or one for each
-form that its data has. The inputs have the type `custom`. Each argument of `generate_input` is an axis, except `seed`.
-A text, a list or a bool has the axis of its index among the values. A dimension that is no argument has an axis, too.
-Tests become workloads that are judged and not timed.
+Every file with `custom_kernel` is a submission. Inputs and outputs come from a run of the problem's code
+(`inspection.py`). If the data of a problem has several forms, each form is a definition. The inputs have the type
+`custom`. Each argument of `generate_input` is an axis, except `seed`. For a text, a list or a bool, the axis is an
+index into the values of the problem's cases. Further axes are dimensions that vary and equal no argument. Tests become
+workloads that are judged and not timed.
 """
 
 from __future__ import annotations
@@ -221,7 +222,7 @@ def make_definitions(
 
 
 def read_tolerance(reference: str) -> Raw | None:
-    """Return the tolerance of a reference whose check is GPU MODE's rule for elements; None for a check of its own."""
+    """Return the tolerance of a reference that uses GPU MODE's rule for elements; None if it has its own check."""
     for node in parse_source(reference).body:
         match node:
             case ast.Assign(
@@ -234,14 +235,14 @@ def read_tolerance(reference: str) -> Raw | None:
 
 
 def _list_choices(values: list[Any]) -> list[Any]:
-    """Return the different values of an argument, if its axis is an index into them; nothing if they are sizes."""
+    """Return the distinct values of an argument, into which its axis is an index; nothing if the values are sizes."""
     if all(type(value) is int and value >= 0 for value in values):
         return []
     return [value for at, value in enumerate(values) if value not in values[:at]]
 
 
 def _make_specs(side: str, forms: Sequence[Raw], sizes: dict[str, list[Any]], choices: Raw) -> Raw:
-    """Return the specs of inputs or outputs. Dimensions that vary, and are no argument, get an axis in `sizes`."""
+    """Return the specs of inputs or outputs. Add to `sizes` each dimension that varies and is no argument."""
     specs: Raw = {}
     for name, (shape, kind) in forms[0][side].items():
         axes = list[str]()
@@ -269,7 +270,7 @@ def _read_files(file: Path, task: Task) -> Iterator[tuple[str, str]]:
 
 
 def _literal(text: str) -> str:
-    """Return a literal of a text, with its lines if possible."""
+    """Return a Python literal of a text: with the text's own line breaks if possible, else on one line."""
     plain = f"r'''{text}'''"
     try:
         return plain if ast.literal_eval(plain) == text else repr(text)

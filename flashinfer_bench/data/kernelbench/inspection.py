@@ -31,7 +31,7 @@ LIMIT_S: Final = 120.0
 MOST_BYTES: Final = 16 << 30
 """Memory that one task may allocate."""
 FRACTIONS: Final = ("p", "dropout_p", "dropout")
-"""Arguments of an operator that draws only if they are above 0."""
+"""Names of an operator's probability. At 0, the operator draws no random numbers."""
 NUMBERS: Final = {bool: "bool", int: "int64", float: "float32"}
 NEED_VALUES: Final = (DataDependentOutputException, DynamicOutputShapeException)
 """Errors of code that needs the values of fake tensors."""
@@ -56,13 +56,13 @@ class RandomOperators(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def answer(request: dict[str, Any]) -> list[dict[str, Any]]:
     """Inspect each task in a fork of this process."""
-    with FakeTensorMode():  # imports now what every fork needs
+    with FakeTensorMode():  # loads modules once for all forks
         torch.zeros(1).sum()
     return [inspect_apart(inspect_task, f"{source}\n\n\n{request['block']}") for source in request["tasks"]]
 
 
 def inspect_apart(inspect: Callable[..., dict[str, Any]], *arguments: Any) -> dict[str, Any]:
-    """Return what a function finds in a fork, with fake tensors if it needs no values."""
+    """Call a function in a fork, and return its result. Its tensors are fake, or real if it needs their values."""
     context = multiprocessing.get_context("fork")
     receiving, sending = context.Pipe(duplex=False)
     process = context.Process(target=_send, args=(sending, inspect, arguments))

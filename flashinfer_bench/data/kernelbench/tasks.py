@@ -38,7 +38,7 @@ PRECISIONS: Final = {
     "fp16": ("float16", 1e-2),
     "bf16": ("bfloat16", 1e-2),
 }
-"""KernelBench's precision → dtype of floating-point tensors, and the bound of absolute and of relative errors."""
+"""KernelBench's precision → dtype of floating-point tensors, and the tolerance (both atol and rtol)."""
 BLOCK: Final = Path(__file__).with_name("block.py")
 TASK_FILE: Final = re.compile(r"(\d+)_(\w[^/]*)\.py")
 LEVEL: Final = re.compile(r"level_?(\d+)")

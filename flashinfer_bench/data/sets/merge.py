@@ -100,7 +100,7 @@ def _merge_workloads(merged: TraceSet, part: TraceSet, name: str, workloads: Ite
 
 
 def _is_settled(issue: LoadIssue, merged: TraceSet) -> bool:
-    """Return whether an issue is about a missing definition that the merged set has."""
+    """Return whether an issue is about a definition that one set lacked and the merged set has."""
     if issue.missing_definition == "":
         return bool(merged.definitions)
     return issue.missing_definition in merged.definitions
@@ -165,7 +165,7 @@ def merge_sets(parts: Sequence[TraceSet], output: Path, further: Mapping[str, st
     """
     merged, done, blobs = type(parts[0]).merge(parts), WrittenSet(output), dict[str, Path]()
     known = [issue for part in parts for issue in part.issues]
-    clashes = [str(issue) for issue in merged.issues if issue not in known]  # workloads that the merge skips
+    clashes = [str(issue) for issue in merged.issues if issue not in known]  # each is a skipped workload
     for part in parts:
         for path, file in _find_blobs(part, done.lost).items():
             if not filecmp.cmp(blobs.setdefault(path, file), file, shallow=False):

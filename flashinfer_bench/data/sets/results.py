@@ -3,9 +3,9 @@
 `list_results` makes results from traces. Only this module reads the values of the columns from a trace. Reports group
 and aggregate rows by these columns.
 
-If a job was judged more than once, its latest verdict counts, in any file (`find_latest`). A quick look (`--quick`)
-that passed does not replace a whole verdict on the same definition, solution and workload. Look-ups, reports and
-resumed runs use this rule. Verdicts with equal or invalid times keep the order of the files.
+If a job was judged more than once, its latest verdict counts, whichever file has it (`find_latest`). A quick look
+(`--quick`) that passed does not replace a whole verdict on the same definition, solution and workload. Look-ups,
+reports and resumed runs use this rule. Verdicts with equal or invalid times keep the order of the files.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Result(NamedTuple):
     sol_score: float | None = None
     """Speed-of-light score, 0 for a failure. None if it is unknown, or if the interval is below the floor."""
     sol_baseline: str = ""
-    """Author of the score's baseline, or `REFERENCE`. If it is empty, the result does not count in means."""
+    """Author of the score's baseline, or `REFERENCE`. Means skip a result with an empty value."""
     baseline_ms: float | None = None
     """Lowest latency of the set's baseline author; 0 if that author has no latency; None if the reference is the
     baseline."""
@@ -197,7 +197,7 @@ def with_sol_scores(results: Sequence[Result], rivals: Iterable[Result], author:
 
     Args:
         results: the results. Failures have a score if any result of the definition has a floor and a baseline.
-        rivals: results of the baseline author. The reference is the baseline on workloads without such a result.
+        rivals: results of the baseline author. On a workload without a rival, the reference is the baseline.
         author: the baseline author's name.
     """
     against = lowest_of(rivals)
@@ -246,7 +246,7 @@ def find_latest(traces: Iterable[AnyTrace]) -> list[AnyTrace]:
     latest: dict[tuple[str, str | None, str, str], AnyTrace] = {}
     whole: dict[tuple[str, str | None, str, str], AnyTrace] = {}
     for trace in in_order_of_time(traces):
-        assert trace.evaluation is not None  # true for all traces in the sorted list
+        assert trace.evaluation is not None  # `in_order_of_time` skips traces without a verdict
         key = (trace.definition, trace.solution, trace.workload.uuid, trace.evaluation.environment.hardware)
         before = latest.pop(key, None)
         if before is not None:

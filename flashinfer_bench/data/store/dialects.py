@@ -66,14 +66,15 @@ OTHER_LANGUAGES: Final[Mapping[str, str]] = {
 }
 """Language of another engine → its required package. If the package is missing, the solution is skipped.
 
-A single language that is also ours is kept; in a list, it only adds its package."""
+A solution with several languages needs the packages of all. A solution with one language that is also ours needs none.
+"""
 COUNTS: Final = ("count", "calls")
-"""Keys of a workload with its number of calls, which becomes its weight."""
+"""Keys for a workload's number of calls. The number becomes the workload's weight."""
 OPTIONAL_PARTS: Final[Mapping[str, tuple[TypeAdapter[Any], str]]] = {
     "cost": (TypeAdapter(WorkloadCost | None), "the cost is guessed from the definition"),
     "weight": (TypeAdapter(Weight | None), "the workload counts 1"),
 }
-"""Part of a workload that is dropped if it is invalid → its type, and the effect."""
+"""Part of a workload → its type, and the effect if the part is invalid and therefore dropped."""
 _NAMESPACE: Final = uuid.UUID("6f1a3f0e-52a5-5b0e-9a55-3a7c1f0a9d11")
 """The namespace of uuids for workloads without a uuid. Equal workloads get equal uuids."""
 

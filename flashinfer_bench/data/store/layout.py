@@ -116,11 +116,11 @@ def check_location(file: Path, folder: Path, expected: tuple[str, ...]) -> str |
 
 
 def find_set_around(path: Path, known: Iterable[Path] = ()) -> tuple[Path, Path | None]:
-    """Return a path, made absolute and without `..`, and the outermost trace set around it, if any.
+    """Return the absolute form of a path, without `..`, and the outermost trace set around the path, if any.
 
     Args:
         path: the path, which may be missing.
-        known: folders of sets. Any other folder is a set if it has `definitions/`, or two other folders of a set.
+        known: folders of sets. A folder is also a set if it has `definitions/`, or two of a set's other folders.
     """
     parts = path.absolute().parts
     last = max((index for index, part in enumerate(parts) if part == ".."), default=-1) + 1
@@ -150,7 +150,7 @@ def own_folders(root: Path) -> Iterator[Path]:
 
 
 def find_foreign_folders(files: Iterable[Path], roots: Iterable[Path]) -> set[Path]:
-    """Return the folders of all files that lie outside the layout's folders."""
+    """Return the folder of each file that is outside the layout's folders."""
     ours = [root / name for root in roots for name in FOLDERS]
     return {file.parent for file in files if not any(file.is_relative_to(folder) for folder in ours)}
 

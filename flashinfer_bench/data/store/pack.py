@@ -5,7 +5,7 @@ A folder has a manifest: the solution without the content of its sources. The ke
     name: my_rmsnorm                      author: me                definition: rmsnorm_h4096
     language: cuda                        binding: tvm-ffi          entry_point: main.cu::run
     target_hardware: [NVIDIA H200]        dependencies: []          destination_passing_style: true
-    sources: [main.cu, include/block.h]   needed only if not all files, or not sorted
+    sources: [main.cu, include/block.h]   default: all files, sorted by name
 """
 
 from __future__ import annotations
@@ -99,8 +99,7 @@ def _list_sources(folder: Path, problems: list[str]) -> list[str]:
 
 
 def _sort_sources(paths: Iterable[str]) -> list[str]:
-    """Return the sources of a folder if its manifest lists no sources: all files that are not hidden, sorted by
-    name."""
+    """Return the default sources of a folder: all files that are not hidden, sorted by name."""
     others = (path for path in paths if path not in MANIFEST_NAMES)
     return sorted(path for path in others if not any(map(is_passed_over, PurePosixPath(path).parts)))
 

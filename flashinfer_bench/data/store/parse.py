@@ -33,8 +33,8 @@ _SHOWN: Final = 80
 
 
 def bounded(objects: Iterable[Item | None], file: Path, issues: list[LoadIssue]) -> Iterator[Item]:
-    """Yield the objects of a file that are not None, until `MOST_WRONG` objects were None. Limit the issues of the
-    file."""
+    """Yield the valid objects of a file; None stands for a wrong object. After `MOST_WRONG` wrong objects, stop. Limit
+    the issues of the file to the same number."""
     start, wrong = len(issues), 0
     for one in objects:
         del issues[start + MOST_WRONG :]
@@ -102,8 +102,8 @@ def parse_raw(model: type[Model], raw: object, location: Location, issues: list[
 
 
 def _unknown_keys(built: DataModel) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Yield a warning for each key without effect, with the key that may be meant. For a recorded verdict, yield only
-    misspelt keys."""
+    """Yield warnings of keys without effect: one for each misspelt key, and one for all other keys. A recorded verdict
+    gets no warning of other keys."""
     is_record = isinstance(built, Trace) and not built.is_workload_trace()
     ignored = set()
     for steps, owner in islice(built.unknown_keys(), MOST_WRONG):

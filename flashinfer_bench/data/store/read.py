@@ -3,9 +3,9 @@
 The fields inside the files are authoritative; the folders are only compared with them. An object of an unknown
 definition is kept with a warning, since another given set may have the definition.
 
-Several files may contain the same name. Only the file whose path matches its content counts, such as a solution in its
-author's folder. So an author cannot replace another author's solution. If no file matches, or several do, all files of
-the name are skipped.
+If several files contain the same name, only the file whose path matches its content counts, such as a solution in its
+author's folder. So an author cannot replace another author's solution. If no path matches, or several match, all these
+files are skipped.
 
 A root without `definitions/` may have files in a foreign layout, which are read in addition to the other folders:
 
@@ -50,8 +50,7 @@ if TYPE_CHECKING:
 
 Named = TypeVar("Named", Definition, Solution)
 FIELD_STEPS: Final = 2
-"""Number of leading steps of a field's path that decide its kind. `workload.inputs.x` and `workload.inputs.y` are one
-kind."""
+"""Fields with this many equal leading steps are of one kind: `workload.inputs.x` and `workload.inputs.y`."""
 DEFINITION_FILE: Final = "definition.json"
 WORKLOAD_FILES: Final = ("workload.jsonl", "workloads.jsonl", "workload.json", "workloads.json")
 DEEPEST: Final = 4
@@ -171,8 +170,11 @@ class _Reader:
             self.issues.append(LoadIssue("warning", file, None, None, reason, is_about_location=True))
 
     def settle(self, read: Iterable[tuple[Named, Location, bool]]) -> Iterator[tuple[Named, Location]]:
-        """Yield the objects that count, and add an issue for each other object. The bool says whether the object's path
-        matches."""
+        """Yield the objects that count, and add an issue for each other object.
+
+        Args:
+            read: each object with its location, and whether its path matches its content.
+        """
         groups: dict[str, list[tuple[Named, Location, bool]]] = {}
         for one in read:
             groups.setdefault(one[0].name, []).append(one)
@@ -288,8 +290,7 @@ class _Reader:
                 self.compare_location(file.file, folder, name, definition.op_type, *author)
 
     def parse_lines(self, file: Location, keeps_lines: bool) -> Iterator[tuple[AnyTrace, Location] | None]:
-        """Yield each line of a file with its location; None for an invalid line. If lines are kept, they stay
-        unparsed."""
+        """Yield each line of a file with its location; None for an invalid line. Kept lines stay text."""
         issues = self.issues
         try:
             for number, line, is_ended in read_lines(file.file):

@@ -7,8 +7,8 @@ the public list: it stores lines and returns traces.
 `extra` stays text; `measurement.read_extra` reads the fields of a record from it.
 
 `read_trace_line` returns None for a line that the models would refuse or warn of; `parse_line` parses such a line.
-msgspec is as strict as the models, except for invalid UTF-8, integers that Python refuses, and depth. If a line may
-have one of these, the models' parser parses it, too.
+msgspec is as strict as the models, except for invalid UTF-8, integers that Python refuses, and deep nesting. A line
+that may have one of these three faults is also parsed by the models' parser.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ NotNegative = Annotated[float, msgspec.Meta(ge=0)]
 if TYPE_CHECKING:
     _Shared = Environment
 else:
-    _Shared = msgspec.Raw  # `read_trace_line` replaces this text by the model
+    _Shared = msgspec.Raw  # text, until `read_trace_line` puts the model in its place
 
 
 class _AnyTable(msgspec.Struct, gc=False):
@@ -183,7 +183,7 @@ class _TraceText(msgspec.Struct, forbid_unknown_fields=True, gc=False):
 
 _LINE: Final = msgspec.json.Decoder(_TraceText)
 _ANY_TABLE: Final = SchemaValidator(core_schema.typed_dict_schema({}, extra_behavior="ignore"))
-"""Parses JSON as the models do, and discards the result."""
+"""Parses JSON as the models do, for its errors only."""
 
 
 @lru_cache(SHARED)

@@ -27,7 +27,7 @@ _SECTIONS: Final = TypeAdapter(dict[str, dict[str, Weight]])
 
 
 def apply_weights(file: Path, workloads: Mapping[str, list[Trace]]) -> Iterator[LoadIssue]:
-    """Replace workloads by workloads with the weights of a file. Yield the problems of the file."""
+    """Give workloads the weights in a file. Yield the problems of the file."""
     lines_of: Mapping[tuple[str, ...], int] = {}
     try:
         content = read_yaml_file(file)

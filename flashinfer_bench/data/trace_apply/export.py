@@ -1,9 +1,9 @@
 """Writes the folder that FlashInfer's Trace Apply reads. Each file `solutions/<name>.json` has the solution for one of
 FlashInfer's names.
 
-A definition's solution has passed all workloads of the definition on one kind of hardware. Only verdicts on present
-versions count. Confirmed solutions come first, then the highest mean speed-up. If the fastest solution calls FlashInfer
-itself, FlashInfer's kernel is the best, and nothing is written.
+A chosen solution has passed all workloads of its definition on one kind of hardware. A solution with verdicts on an
+older version of itself is not chosen. Confirmed solutions come first, then the highest mean speed-up. If the best
+solution calls FlashInfer itself, FlashInfer's kernel is the best, and nothing is written for the definition.
 """
 
 from __future__ import annotations
@@ -75,11 +75,11 @@ class ExportedFolder:
 
 
 class Candidate(NamedTuple):
-    """A solution that passed on one kind of hardware. The best is the largest."""
+    """A solution that passed on one kind of hardware. Candidates compare as tuples: the largest is the best."""
 
     confirmed: bool
     speedup: float
-    """0 without a measured reference."""
+    """Mean speed-up over the reference; 0 if the reference was not measured."""
     negative_ms: float
     name: str
     hardware: str
@@ -102,7 +102,7 @@ def export_apply(
         directory: a new or empty folder.
         definitions: names of the definitions; None for all.
         solutions: names of the solutions to choose from; None for all.
-        hardware: the device, or a part of its name, such as "H200". Not needed if verdicts are from one kind.
+        hardware: the device, or a part of its name, such as "H200". It may be empty if all verdicts are from one kind.
         unconfirmed: also take solutions without a confirmed time, such as quick looks and CPU times, and solutions
             that were not judged on all workloads.
 
@@ -169,7 +169,7 @@ def _adapt_best(
     known: Mapping[str, Solution],
     skipped: list[Skipped],
 ) -> Iterator[tuple[AppliedSolution, str]]:
-    """Yield the best solution that Trace Apply can use, with its text. The reasons against others go to `skipped`."""
+    """Yield the best solution that Trace Apply can use, with its text. `skipped` gets why better ones were not used."""
     try:
         family = translate(definition)
     except ValueError as error:

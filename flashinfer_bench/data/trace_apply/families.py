@@ -1,9 +1,9 @@
 """The translations to FlashInfer's Trace Apply, one row for each family of definitions. The first row that matches
 counts.
 
-FlashInfer finds a solution only by the name that it makes of a call: a prefix and the sizes of the const axes. It
-passes the inputs of its own template, and nothing else. So a row has the required interface of the definition, the
-source that translates the call, and the limits: what FlashInfer does not pass.
+FlashInfer makes a name of each call, from a prefix and the sizes of the const axes. Only this name finds a solution.
+FlashInfer passes only the inputs of its own template. So a row has the required interface of the definition, the source
+that translates the call, and the inputs that FlashInfer does not pass.
 """
 
 from __future__ import annotations
@@ -171,13 +171,13 @@ NEVER_MADE: Final = re.compile(
     r"(moe_fp[48]_block_scale|trtllm_batch_decode_(block_sparse|mla_ragged|mla_sparse)|mm_bf16_fp4_cute_dsl"
     r"|sm90_mixed_gemm_humming_weight_preprocess_logical|attention_ts|prims_ts)(_.*)?"
 )
-"""Names that dumps have and calls never get. Trace Apply names a call by the first template of the called API."""
+"""Names that occur in dumps, but never for a call. Trace Apply names a call by the first template of its API."""
 WRITTEN_IN_PLACE: Final = re.compile(
     r"(gemma_fused_add_rmsnorm|(llama31_)?rope(_pos_ids|_cos_sin_cache)?_inplace|concat_mla_k|fused_topk_deepseek"
     r"|append_paged|xqa(_mla)?_h|nvfp4_kv_dequantize|merge_state_in_place|tinygemm|mm_M1_16)_?.*"
 )
-"""Names of APIs that write into their arguments. Trace Apply does not replace such an API, or one of its results is
-lost."""
+"""Names of APIs that write into their arguments. Trace Apply does not replace such an API, or loses one of its
+results."""
 
 
 def translate(definition: Definition) -> Family:

@@ -74,7 +74,7 @@ def _refuse(solution: Solution) -> None:
 
 
 def _refuse_compiled(solution: Solution, definition: Definition, family: Family, *, writes: bool) -> None:
-    """Raise ValueError if Trace Apply cannot build a compiled solution, or cannot call it in the solution's way."""
+    """Raise ValueError if Trace Apply cannot build a compiled solution, or calls it differently from this package."""
     spec = solution.spec
     text = "\n".join(COMMENT.sub(" ", source.content) for source in solution.sources)
     for is_wrong, reason in (
@@ -92,7 +92,7 @@ def _refuse_compiled(solution: Solution, definition: Definition, family: Family,
 
 
 def _find_style(solution: Solution, definition: Definition) -> bool:
-    """Return whether the entry function writes into outputs that it is given."""
+    """Return whether the caller passes the outputs to the entry function."""
     spec, fitting = solution.spec, list[bool]()
     for style in (True, False) if spec.declared_style is None else (spec.declared_style,):
         changed = spec.model_copy(update={"destination_passing_style": style})

@@ -1,7 +1,7 @@
 """The sources that translate FlashInfer's call to the call of a solution. No source is run here.
 
 A wrapper is a file beside the solution's own. It imports the solution by path, since Trace Apply loads one file and
-puts no folder on the import path. It returns its results: Trace Apply copies them into the caller's buffers.
+puts no folder on the import path. A wrapper returns its results, and Trace Apply copies them into the caller's buffers.
 """
 
 from __future__ import annotations
