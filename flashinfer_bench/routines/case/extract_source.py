@@ -1,9 +1,9 @@
 """Makes a source file of one function in a module of `routines.code`, with all names that the function uses.
 
 The module is parsed, never imported: code that needs torch or flashinfer runs in the process of the judge or a worker.
-A constant (a name in capitals) can get another value. The source's `run` gets all inputs of the definition, in order.
-It calls the function with the inputs that the function names. `*rest` stands for all remaining inputs, and `**outputs`
-for the outputs by name. `setup` calls the function NAME_setup, which prepares keyword arguments of `run`.
+A constant (a name in capitals) can get another value. The source's `run` gets all inputs of the definition, in order,
+and passes those that the function names. A parameter `*rest` gets all remaining inputs, and `**outputs` the outputs by
+name. `setup` calls the function NAME_setup, which prepares keyword arguments of `run`.
 
 The text of a reference, without comments, decides the name of its definition. So a changed docstring in `*_torch.py`
 changes the name of every case of that function.
@@ -25,12 +25,12 @@ ENTRY: Final = "run"
 def extract_source(
     file: str, function: str, constants: Mapping[str, Any], inputs: Collection[str], outputs: Collection[str] = ()
 ) -> tuple[str, bool]:
-    """Return the source of a file that defines `run`, and `setup` if the function has one.
+    """Return the text of a source file that defines `run`, and also `setup` if the module has NAME_setup.
 
     Args:
         file: a module of `routines.code`, without its suffix.
         function: a top-level function of it.
-        constants: values for its top-level constants. The module may lack some of them.
+        constants: values for top-level constants. Names that the module lacks have no effect.
         inputs: the names of the inputs.
         outputs: the names of the outputs. A function that names an output gets all outputs after the inputs.
 
@@ -61,8 +61,7 @@ def extract_source(
 
 
 def _call(new: str, name: str, function: Any, inputs: Collection[str], outputs: Collection[str]) -> str:
-    """Return the source of a function `new` of all inputs and outputs. It calls the function `name` with the parameters
-    that `name` has."""
+    """Return the source of a function `new`, which takes all inputs and outputs, and passes to `name` what it takes."""
     parameters = function.args
     passed = [one.arg for one in parameters.args]
     prepared = [one.arg for one in parameters.kwonlyargs]

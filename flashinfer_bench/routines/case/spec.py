@@ -52,7 +52,7 @@ class Flag:
     """The smallest and the largest number that the flag takes."""
 
     def why_not(self, value: Any) -> str | None:
-        """Return why a number is invalid for the flag; None if it is valid, or the flag takes text."""
+        """Return why a number is invalid for the flag; None if it is valid, or if the flag takes text."""
         is_outside = self.kind in ("int", "float") and not self.least <= value <= self.most
         return f"{value} must be from {self.least} to {self.most}" if is_outside else None
 
@@ -61,14 +61,14 @@ size = partial(Flag, "int", required=True)
 whole = partial(Flag, "int")
 from_zero = partial(Flag, "int", default=0, least=0)
 real = partial(Flag, "float", least=1e-30, most=1e30)
-"""Beyond this range float32 products and quotients become 0 or infinite, so outputs would be NaN."""
+"""A flag with a float. Outside its range, float32 products and quotients become 0 or infinite, and outputs NaN."""
 word = partial(Flag, "text")
 switch = partial(Flag, "switch", default=False)
 PDL: Final = switch("enable_pdl", "programmatic dependent launch")
 
 
 def direct(function: str, *arguments: str, **options: object) -> str:
-    """Return the source text of a call of the library: arguments are given as texts, options as values."""
+    """Return the source text of a call of the library. Arguments are texts, options are values."""
     return f"{function}({', '.join([*arguments, *(f'{name}={value!r}' for name, value in options.items())])})"
 
 
@@ -160,8 +160,8 @@ class Case:
     """Values for constants of both modules. BACKEND is the backend's name. Each flag is a constant of the same name in
     capitals."""
     call: str = ""
-    """The library's call as one expression on inputs, if no module has a function for it. It writes to the outputs if
-    it names an output, and returns them otherwise."""
+    """The library's call as one expression, for a routine without a function in `*_flashinfer`. An expression that
+    names an output writes to the outputs; any other expression returns them."""
     axes: Mapping[str, int] = field(default_factory=dict)
     """Axis of shapes → its size. An axis with the name of a flag gets the flag's value."""
     flops: float = 0
@@ -196,8 +196,7 @@ class Routine:
     family: str
     flags: Sequence[Flag]
     build: Callable[[Namespace], Case]
-    """Makes a case from flags, which include `routine`, the routine's name. Raises UsageError if flags contradict
-    each other."""
+    """Makes a case from flags; `routine` is the routine's name. Contradictory flags raise UsageError."""
     name: str
     summary: str
     support: Mapping[str, Sequence[str]]
@@ -205,10 +204,10 @@ class Routine:
     aliases: Mapping[str, str] = field(default_factory=dict)
     """Spelling of a backend in older documents → its present name."""
     module: str = ""
-    """The module that the library compiles at the first call of any case. Routines with the same module are compiled
-    ahead once. Empty if the module depends on the case."""
+    """The module that the library compiles at the first call. Routines with the same module share one compilation ahead
+    of timing. Empty if the module depends on the case."""
     needs_ranks: bool = False
-    """Whether backends run as ranks of mpirun, outside of the engine. Such backends have no solution."""
+    """Whether the routine's backends run as ranks of mpirun, outside of the engine. They then have no solution."""
 
     def make_case(self, args: Namespace) -> Case:
         """Make a case of flags.

@@ -82,9 +82,9 @@ def _version(package: str) -> str | None:
 def resolve_backend(routine: str, backend: str, case: Case, capability: str | None) -> str:
     """Return the library's backend for `auto`; return any other name unchanged. Only attention has `auto`.
 
-    The choice follows from our call (`code/attention_flashinfer.py`), the dtype of the cache and the GPU. Prefill uses
-    fa3 on compute capability 9.0. It uses fa2 if the cache is fp8, because queries are wider than fp8 here. Our call
-    makes decoding use tensor cores, and the library then uses the prefill kernels of fa2.
+    Our call (`code/attention_flashinfer.py`) makes decoding use tensor cores, for which the library takes the prefill
+    kernels of fa2. Prefill takes fa3 on compute capability 9.0, except for an fp8 cache with wider queries. All other
+    cases take fa2.
     """
     if backend != "auto" or capability is None:
         return backend

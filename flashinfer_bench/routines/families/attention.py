@@ -1,8 +1,8 @@
 """The attention family: paged decode, paged and ragged prefill, and MLA over a paged cache.
 
-q queries and kv keys make q kv pairs. With a causal mask they make q (2 kv - q + 1) / 2 pairs, because only the last
-query sees all keys. FLOPs: 2 pairs Hq (dqk + dvo). Bytes: queries, keys, values and outputs of the true lengths, and
-page tables. In MLA, keys have ckv + kpe elements, and values are the first ckv elements of keys.
+A sequence has q queries and kv keys, which make q kv pairs. A causal mask leaves q (2 kv - q + 1) / 2 pairs, because
+only the last query sees all keys. FLOPs are 2 pairs Hq (dqk + dvo). Bytes are queries, keys, values and outputs of the
+true lengths, and page tables. In MLA, keys have ckv + kpe elements, and values are the first ckv elements of keys.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ ERROR: Final = 0.035
 """Allowed error, as a share of an output's standard deviation in the longest sequence. Kernels round probabilities and
 outputs to bfloat16."""
 PROBABILITY_ERROR: Final = 2**-7
-"""Allowed error of the query that sees the fewest keys, as a share of its output's standard deviation."""
+"""Allowed error as a share of an output's standard deviation, for the query that sees the fewest keys."""
 FP8_ERROR: Final = 0.1
 """Replaces `ERROR` for an fp8 cache, because a kernel may also convert the queries."""
 SHAPES: Final = {
@@ -84,8 +84,8 @@ PAGE_SIZES: Final = (16, 32, 64, 128)
 
 
 def _draw_lengths(args: Namespace) -> tuple[list[int], list[int]]:
-    """Draw each sequence's numbers of queries and keys. No sequence has fewer keys than queries. If the flags --s_qo
-    and --s_kv are equal, a sequence has equally many queries and keys."""
+    """Draw numbers of queries and keys for each sequence. No sequence has fewer keys than queries. If the flags --s_qo
+    and --s_kv are equal, each sequence has as many keys as queries."""
     batch, q_max, kv_max = args.batch_size, args.s_qo, args.s_kv
     require(kv_max >= q_max, f"--s_kv {kv_max} is below --s_qo {q_max}")
     if not args.random_actual_seq_len:
@@ -98,8 +98,9 @@ def _draw_lengths(args: Namespace) -> tuple[list[int], list[int]]:
 def _check(fewest: int, most: int, kv_dtype: str, variance: float) -> Check:
     """Return a tolerance that follows the size of an output.
 
-    Scores are normally distributed, with variance `variance`. So an output deviates like a mean of kv / e^variance
-    values. Kernels round probabilities to half precision, so the query that sees the fewest keys has the largest error.
+    Scores are normally distributed, with variance `variance`. So an output has the standard deviation of a mean of
+    kv / e^variance values. Kernels round probabilities to half precision, so the query that sees the fewest keys has
+    the largest error.
     """
     largest, smallest = (math.sqrt(min(1.0, math.exp(variance) / count)) for count in (fewest, most))
     error = FP8_ERROR if size_of(kv_dtype) == 1 else ERROR
@@ -136,7 +137,7 @@ def _refuse(args: Namespace, kind: str, dims: tuple[int, int]) -> dict[str, Any]
 def make_attention(args: Namespace, kind: str) -> Case:
     """Make a case of attention.
 
-    The rotated part of MLA's queries is drawn like the rest, so that a kernel that ignores it fails.
+    The rotated part of MLA's queries has random values, so that a kernel that ignores it fails.
 
     Args:
         args: the flags.

@@ -1,9 +1,14 @@
 """The GEMM family: fp8 with block scales, grouped, batched with one scale, and 4-bit floats.
 
 A product of m x k and k x n takes 2 m n k FLOPs. Bytes count both factors (m k + n k elements), their scales and the
-output (m n elements), over the whole batch or all groups. Bytes of scales: 4 (m k / t + n k / t²) with tiles of t; 8
-for a batch; (m k + n k) / v with blocks of v, and 4 for alpha. The offset of a group takes 4 bytes. Factors are drawn
-in their quantised form: normal numbers in fp8, any code in 4 bits. Scales are near 1.
+output (m n elements), over the whole batch or all groups. Scales take:
+
+* 4 (m k / t + n k / t²) bytes with tiles of t.
+* 8 bytes for a whole batch.
+* (m k + n k) / v bytes with blocks of v, and 4 bytes for alpha.
+
+The offset of a group takes 4 bytes. Factors are drawn in their quantised form: normal numbers in fp8, any code in 4
+bits. Scales are near 1.
 """
 
 from __future__ import annotations

@@ -1,12 +1,15 @@
 """The MoE family: fused expert layers, with the routing (trtllm) or after it (cutlass).
 
-T tokens, h hidden and i intermediate size, E experts (L of them on this rank), k experts for each token. A pair of a
-token and an expert takes 2 (2 i h) FLOPs for both halves of the first product and 2 i h for the second: 6 h i. If the
-routine itself routes tokens, the case cannot know the result. It expects T k L / E pairs, and L (1 - (1 - k / E)^T)
-active experts. If the routing is an input, both numbers are counted from it. Bytes: tokens, logits, the weights of
-active experts with their scales (3 h i elements each), and the output. An element with its scales has 9 / 16 bytes in
-nvfp4, and 1 byte in fp8. With block scales, it has 1 + 1 / 32 bytes in fp8 tokens, and 1 + 4 / 128² bytes in fp8
-weights.
+There are T tokens, and E experts, of which L are on this rank. Each token has k experts. The hidden size is h, and the
+intermediate size i. A pair of a token and an expert takes 6 h i FLOPs: 4 h i for both halves of the first product, and
+2 h i for the second product.
+
+If the routing is an input, pairs and active experts are counted from it. If the kernel routes tokens, a case expects
+T k L / E pairs, and L (1 - (1 - k / E)^T) active experts.
+
+Bytes are tokens, logits, the output, and 3 h i weights with their scales for each active expert. An element with its
+scales has 9 / 16 bytes in nvfp4, and 1 byte in fp8. With block scales, it has 1 + 1 / 32 bytes in fp8 tokens, and
+1 + 4 / 128² bytes in fp8 weights.
 """
 
 from __future__ import annotations
@@ -69,25 +72,31 @@ FLAGS: Final = (
     switch("autotune", "let the library tune before timing"),
 )
 ACT_DEVIATION: Final = 0.6
-"""Standard deviation of an activated gate times a linear part, both of standard deviation 1."""
+"""Standard deviation of an activated gate times a linear part. Before the activation, both deviate by 1."""
 UNITS: Final[Mapping[str, Unit]] = {"base": "fp16", "fp8": "fp8", "nvfp4": "fp4"}
 """--cutlass_variant → the unit of the products."""
 ERRORS: Final[Mapping[Unit, float]] = {"fp16": 0.03, "fp8": 0.1, "fp4": 0.25}
 """Unit of the products → the allowed error, as a share of an output's standard deviation.
 
-Kernels quantise the values between the two products, and the reference does not."""
+Kernels quantise the values between the two products. The reference does not."""
 E2M1_DEVIATION: Final = math.sqrt(8.5625 * 13 / 12)
 """Standard deviation of a random 4-bit code with a random scale between 0.5 and 1.5."""
 EVENNESS: Final = 8.0
-"""Concentration of the Dirichlet distribution of a token's weights, so that no weight is near 0 or 1."""
+"""Concentration of the Dirichlet distribution that a token's weights come from. It keeps weights away from 0 and 1."""
 BIASES: Final = 140
-"""The routing bias is an integer up to this, divided by 2^13. It is exact in bfloat16, and its standard deviation
-is 0.01."""
+"""Largest integer whose quotient by 2^13 is a routing bias. Such a bias is exact in bfloat16, with standard deviation
+0.01."""
 
 
 def check_experts(unit: Unit, top_k: int, scaling: float = 1.0) -> Check:
-    """Return the tolerance of the weighted sum of experts. The experts' second product is scaled to the size of its
-    input."""
+    """Return the tolerance of the weighted sum of experts. Weights keep the standard deviation of the second product's
+    input.
+
+    Args:
+        unit: unit of the products.
+        top_k: number of experts of a token.
+        scaling: sum of the weights of a token's experts.
+    """
     return Check(2e-2, ERRORS[unit] * (ACT_DEVIATION * scaling / math.sqrt(top_k)), 0.95)
 
 
@@ -159,8 +168,8 @@ FORMATS: Final[Mapping[str, tuple[str, int, Unit]]] = {
     "fp8_per_tensor": ("float8_e4m3fn", 1, "fp8"),
     "fp4_block_scale": ("nvfp4", 64, "fp4"),
 }
-"""Reference of a trtllm kernel that routes tokens itself → its kind in `make_layers`, the divisor of the hidden size
-and of the intermediate size, and the unit of the products."""
+"""Reference of a trtllm kernel that routes tokens itself → its kind in `make_layers`, the divisor of both sizes (hidden
+and intermediate), and the unit of the products."""
 
 
 def make_routed(args: Namespace, name: str) -> Case:
@@ -186,7 +195,7 @@ def make_routed(args: Namespace, name: str) -> Case:
         factors = (1 / E2M1_DEVIATION**2, 1 / E2M1_DEVIATION)
     first, second = (counted(floats([factor] * local), active) for factor in factors)
     outer = {"output1_scales_scalar": first, "output1_scales_gate_scalar": first, "output2_scales_scalar": second}
-    # DeepSeek's routing takes float32 logits, other methods bfloat16. Only DeepSeek's reads the bias, in bfloat16.
+    # DeepSeek's routing takes float32 logits, other methods bfloat16. Only DeepSeek's routing reads the bias.
     biases = generator(args, 2).integers(-BIASES, BIASES + 1, experts) * args.use_routing_bias / 2**13
     return Case(
         op_type="moe",

@@ -3,10 +3,9 @@
 The backend moe_a2a runs under mpirun, with one rank for each GPU. The torch backend computes all ranks in one process,
 so its time says nothing about GPUs. A multiplication replaces the experts, except with --real_math.
 
-Only bytes between ranks count. For each token and each other rank that gets it, h s + 8 k bytes go to that rank (s:
-bytes of a sent element), and h e come back (e: bytes of an input element). --real_math adds 6 h i FLOPs for each pair
-of a token and an expert (i: intermediate size), and 3 h i weights of 9/16 (nvfp4) or 1 + 4 / 128² bytes for each chosen
-expert.
+Only bytes between ranks count. A token that goes to another rank takes h s + 8 k bytes there, and h e bytes back. A
+sent element has s bytes, an input element e bytes. --real_math adds 6 h i FLOPs for each pair of a token and an expert;
+i is the intermediate size. It also adds 3 h i weights for each chosen expert, of 9/16 (nvfp4) or 1 + 4 / 128² bytes.
 """
 
 from __future__ import annotations
@@ -64,7 +63,7 @@ WEIGHT_BYTES: Final[Mapping[str, float]] = {"nvfp4": 9 / 16, "fp8_block_scale": 
 """Format of tokens → bytes of one element of an expert's weights, with its share of the scales."""
 UNITS: Final[Mapping[str, Unit]] = {"fp32": "fp32", "nvfp4": "fp4", "fp8_block_scale": "fp8"}
 EXCHANGE: Final = Check(2e-2, 5e-3)
-"""Allowed error without real experts: each rank rounds its partial sums."""
+"""Tolerance without real experts, where only each rank's partial sums are rounded."""
 
 
 def count_ranks(environment: Mapping[str, str] = os.environ) -> int | None:

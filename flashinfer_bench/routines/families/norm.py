@@ -1,10 +1,11 @@
 """The norm family: RMSNorm, alone, with an addition before it, and with a quantisation after it.
 
-N is the number of elements, h the hidden size, e the bytes of an input element. FLOPs: 5 N: square, add, multiply by
-the root, multiply by the weight, and one for mean and root. With an addition before the norm, FLOPs are 6 N. Bytes: N e
-+ h e are read, and N e are written. An addition adds 2 N e, for the residual and the sum. With fp8 output, N bytes are
-written instead of N e, and 4 more are read for the scale. With 4-bit output, N / 2 + N / block bytes are written (block
-is 16 for nvfp4, 32 for mxfp4), and 4 more are read.
+N is the number of elements, h the hidden size, e the bytes of an input element. FLOPs are 5 N: square, add, multiply by
+the root, multiply by the weight, and one for mean and root. An addition before the norm makes 6 N.
+
+N e + h e bytes are read, and N e bytes are written. An addition adds 2 N e bytes, for the residual and the sum. An fp8
+output takes N bytes instead of N e. A 4-bit output takes N / 2 + N / block bytes; block is 16 for nvfp4 and 32 for
+mxfp4. The scale of a quantised output is 4 bytes more to read.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ FLAGS: Final = (
     switch("is_sf_swizzled_layout", "fp4: scales in tiles of 128 x 4"),
 )
 FP8_MATCH: Final = 0.98
-"""Share of fp8 codes that must agree: a value near the middle of two codes may be rounded either way."""
+"""Share of fp8 codes that must agree. A value midway between two codes may be rounded up or down."""
 FP4_MATCH: Final = 0.97
 CALLS: Final = {
     "rmsnorm": ("x", "weight", "out=out"),
@@ -67,18 +68,18 @@ IN_PLACE: Final = ("cuda, cute-dsl: the kernel works in place; the timed call co
 LARGEST: Final = 24.0
 """Largest usual output. Outputs are products of two normal numbers."""
 GLOBAL_SCALE: Final = 448.0 * 6.0 / LARGEST
-"""Global scale. A block's scale is its largest value / 6, multiplied by this. So scales use the range of e4m3."""
+"""Global scale. A block's scale is its largest value / 6, times the global scale. So scales use e4m3's range."""
 
 
 def _choose(args: Namespace, kinds: Sequence[str]) -> str:
-    """Return the dtype of a quantised output; by default the first of the routine."""
+    """Return the dtype of a quantised output: --out_dtype, else the first of `kinds`."""
     kind = args.out_dtype or kinds[0]
     require(kind in kinds, f"--out_dtype {kind}: this routine takes {', '.join(kinds)}")
     return kind
 
 
 def make_norm(args: Namespace) -> Case:
-    """Make a case of any norm. The routine's name says what it does besides RMSNorm."""
+    """Make a case of any norm. The routine's name decides whether it adds and quantises."""
     name, hidden, count = args.routine, args.hidden_size, args.batch_size * (args.num_heads or 1)
     adds, elements, rows = "add" in name, count * hidden, "batch_size num_heads" if args.num_heads else "batch_size"
     x, constants = f"{args.input_dtype}[{rows} hidden_size]", dict[str, Any]()
@@ -121,7 +122,7 @@ def make_norm(args: Namespace) -> Case:
 
 
 _cuda = partial(Routine, "norm", FLAGS, make_norm, support={"cuda": ALL}, module="norm")
-# FlashInfer's documents name `cuda` for the whole family. The 4-bit norms have only CuTe-DSL kernels.
+# FlashInfer's documents name the backend `cuda` for all norms, but the 4-bit norms have only CuTe-DSL kernels.
 _fp4 = partial(Routine, "norm", FLAGS, make_norm, support={"cute-dsl": BLACKWELL}, aliases={"cuda": "cute-dsl"})
 ROUTINES: Final = (
     _cuda("rmsnorm", "root mean square normalisation"),

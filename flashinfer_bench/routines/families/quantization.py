@@ -1,8 +1,8 @@
 """The quantisation family: fp8 and 4-bit floats with a scale for each block of a row.
 
-N = m k elements of e bytes (for a batch, N counts all its matrices), blocks of v. FLOPs: 3 N, to find the largest of a
-block, multiply and round. Bytes: N e are read (4 more for nvfp4). N or N / 2 are written, and N / v for scales. The
-padding of scales in tiles does not count.
+N is the number of elements, over all matrices of a batch. An element has e bytes, and a block v elements. FLOPs are
+3 N: to find the largest of a block, multiply and round. N e bytes are read, and 4 more for nvfp4. N bytes (fp8) or
+N / 2 bytes (4 bits) are written, and N / v bytes of scales. The padding of scales in tiles does not count.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ FLAGS: Final = (
     whole("sf_vec_size", "nvfp4: elements that share a scale", 16),
 )
 MATCH: Final = {"float4_e2m1": 0.97, "float8_e4m3fn": 0.98}
-"""Share of codes and scales that must agree: a value near the middle of two codes may be rounded either way."""
+"""Share of codes and scales that must agree. A value midway between two codes may be rounded up or down."""
 
 
 def make_quantisation(args: Namespace) -> Case:

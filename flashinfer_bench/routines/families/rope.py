@@ -1,12 +1,12 @@
 """The RoPE family: rotary embeddings, alone, with fp8 output, and appended to a paged cache.
 
-T = batch_size · seq_len tokens, Hq and Hkv heads (MLA has one head of keys), d the head dimension (r rotated elements
-and n other elements), e the bytes of an input element. FLOPs: a pair takes four multiplications and two additions, so 3
-for each rotated element: 3 T (Hq + Hkv) r. Bytes:
+There are T = batch_size · seq_len tokens, Hq query heads and Hkv key heads (one in MLA). A head has d elements: r are
+rotated, and n are not. An input element has e bytes. A pair of elements takes four multiplications and two additions,
+so FLOPs are 3 T (Hq + Hkv) r. Bytes:
 
 * plain: 2 T (Hq + Hkv) d e, and 4 (2 B + 1) of offsets, or 4 T of positions. A cache of angles takes 4 seq_len r.
 * to fp8: T (Hq + Hkv) (r + n) (e + 1), 4 seq_len r of angles, 4 T of positions.
-* appended: T Hkv (r + n) (e + 1) more for values, and the page table.
+* appended: the bytes to fp8, T Hkv (r + n) (e + 1) for values, and the page table.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ STRETCH: Final = ("low_freq_factor", "high_freq_factor", "old_context_len")
 MAX_OFFSET: Final = 64
 """Sequences begin at positions below this, because fast kernels compute large angles imprecisely."""
 FP8_MATCH: Final = 0.98
-"""Share of fp8 codes that must agree: a value near the middle of two codes may be rounded either way."""
+"""Share of fp8 codes that must agree. A value midway between two codes may be rounded up or down."""
 HEAD_DIMS: Final = (64, 128, 256, 512)
 """Head dimensions for which the library has plain kernels."""
 LANE: Final = 16
@@ -75,7 +75,7 @@ LANE: Final = 16
 
 def _why_not_rotary(args: Namespace, rotary: int, lane: int) -> str:
     """Return why the kernels cannot rotate these dimensions. A thread rotates `lane` dimensions. Without --interleave,
-    all of them are in the same half."""
+    these are all in the same half."""
     step = lane if args.interleave else 2 * lane
     return f"--rotary_dim {rotary}: its kernel wants a multiple of {step}" if rotary % step else ""
 
@@ -92,7 +92,7 @@ def _rotary(args: Namespace) -> int:
 
 
 def make_plain(args: Namespace) -> Case:
-    """Make a case of RoPE by offsets, positions or a cache of angles, as the name says.
+    """Make a case of RoPE. The routine's name decides whether it takes offsets, positions or a cache of angles.
 
     The library requires a float32 cache, whatever the dtype of queries and keys.
     """

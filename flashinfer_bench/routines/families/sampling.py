@@ -1,7 +1,7 @@
 """The sampling family: softmax, samplers, filters and top-k selection.
 
-B rows of V entries (L columns in the transforms), e the bytes of an entry, k entries kept, n drafted tokens. Samplers
-and selections mostly compare, so their FLOPs count as 0 and bytes bound them. Bytes:
+There are B rows of V entries, or of L columns in the transforms. An entry has e bytes. A selection keeps k entries, and
+a chain has n drafted tokens. Samplers and selections mostly compare, so their FLOPs count as 0. Bytes:
 
 * samplers: B V e read, 4 B written; filters: B V e read and written.
 * softmax: B V e read, 4 B V written; 5 B V FLOPs (maximum, subtraction, exponential, sum, division).
@@ -64,7 +64,7 @@ def _make_of_rows(args: Namespace, source: str, numbers: Sequence[str]) -> Case:
     Args:
         args: the flags.
         source: the content of the rows: probs or logits.
-        numbers: the flags whose values the kernel gets after the rows.
+        numbers: flags. The kernel gets their values after the rows.
     """
     name, dtype, vocabulary = args.routine, args.input_dtype, needed(args, "vocab_size")
     require(dtype == "float32" or source == "logits", f"--input_dtype {dtype}: this routine takes float32")
@@ -107,7 +107,7 @@ def make_chain_speculative_sampling(args: Namespace) -> Case:
 
 
 def make_top_k(args: Namespace) -> Case:
-    """Make a case of the selection of the k largest of a row."""
+    """Make a case that selects the k largest entries of each row."""
     needed(args, "vocab_size")
     kept, dtype = at_most(args, "top_k", "vocab_size"), args.input_dtype
     return Case(
