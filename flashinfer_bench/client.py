@@ -1,10 +1,10 @@
-"""A client of a server (`flashinfer-bench serve`): submit, wait, read. It needs the extra `client` (httpx).
+"""A client of a server (`flashinfer-bench serve`). It needs the extra `client` (httpx).
 
     with Client("http://127.0.0.1:8000") as client:
         traces = client.evaluate(solution)
 
-Requests are retried while the server does not answer, and while it requests a retry (429, 503). A submission has its
-own key, so sending it twice submits one task.
+Requests are retried while the server does not answer, and while it requests a retry (429, 503). A submission has a key,
+so a repeated request submits no second task.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ REQUEST_S: Final = 30.0
 """Seconds for an answer, in addition to the requested wait."""
 FIRST_PAUSE_S: Final = 0.2
 LONGEST_PAUSE_S: Final = 10.0
-"""The pause between two attempts, in seconds, doubles from FIRST_PAUSE_S up to LONGEST_PAUSE_S. A random part of it, at
-most half, is left out."""
+"""The pause between two attempts, in seconds, doubles from FIRST_PAUSE_S up to LONGEST_PAUSE_S. A random part of up to
+half shortens each pause."""
 RETRY_STATUSES: Final = frozenset({429, 503})
 """Statuses that request a retry."""
 Confirm = Literal["if_best", "always", "never"]

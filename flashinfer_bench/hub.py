@@ -1,9 +1,9 @@
 """Fetches a trace set from the Hugging Face hub into a folder: only the chosen files, each checked by size and digest.
 
 A file is downloaded into a staging folder of the set, checked, and then moved to its path. So the set never holds a
-part of a file or a wrong file. A file that differs from the hub's is replaced, except traces, since runs append to
-them. The files of a set belong to one commit: a fetch of another commit also updates the files that the folder already
-has.
+part of a file or a wrong file. A file that differs from the hub's is replaced. Files of traces are kept, since runs
+append to them. The files of a set belong to one commit, so a fetch of another commit also updates files that the folder
+already has.
 
 Only this module imports huggingface_hub, and no worker imports this module.
 """
@@ -50,14 +50,14 @@ class Fetch:
     download: Callable[..., str] | None
     """Downloads a path into `local_dir`, and returns the file; None offline."""
     each: Callable[..., list[Any]]
-    """Maps a function over paths in threads, and shows their number."""
+    """Calls a function for each path, in threads, and shows the progress."""
     files: int = 0
     """Number of chosen files that are in the folder with the listed size and digest."""
     downloaded: int = 0
     kept: list[str] = field(default_factory=list)
     """Files of traces that differ from the hub's."""
     left: list[str] = field(default_factory=list)
-    """Files of the earlier commit that are in the folder, and that the new commit lacks."""
+    """Files in the folder that the earlier commit has and the new commit lacks."""
     problems: dict[str, str] = field(default_factory=dict)
     """Chosen file → why the folder lacks it."""
 
@@ -116,7 +116,7 @@ def fetch_set(
         choose: takes the paths on the hub; returns the file names of the chosen definitions, None for all files. A
             chosen definition has the blobs that its workloads name.
         only_missing: fetch only blobs that workloads in the folder name.
-        revision: branch, tag or commit; None for the fetched commit with `only_missing`, else for the main branch.
+        revision: branch, tag or commit. None is the main branch, or with `only_missing` the commit in the record.
         is_offline: send no request.
         is_quiet: show no progress.
 

@@ -1,8 +1,8 @@
 """Outputs for which zeros would pass, since every expected value is within the absolute tolerance.
 
-An element fails only if its error is above atol and above rtol. If no expected value is above atol, zeros pass this
-check. The rule `norm` rejects such zeros. So an output is reported only if this rule was not applied to it. The rule
-skips small outputs, and may be off.
+An element fails only if its error is above atol and above rtol. So zeros pass if no expected value is above atol. The
+rule `norm` rejects these zeros, but skips small outputs, and may be off. An output is reported only if `norm` was not
+applied to it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Changes between two sets, and from run to run. Each change of a time is decided by recorded intervals.
+"""Changes between two sets, and from run to run. Recorded intervals decide whether a time changed.
 
 The rule is the same as in `compare` (`report/decision.py`). No time is measured again. Recorded intervals leave out
-some causes of a change, such as a busy machine on that day. The decisions ignore such causes.
+some causes of a change, such as a machine that was busy on one day. So a decision ignores these causes.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ class Epoch:
     latency_ms: float | None
     """Geometric mean over the workloads that passed."""
     changed: tuple[str, ...]
-    """The difference from the previous epoch: "sources", or a package with its versions; empty if it is a re-run."""
+    """The difference from the previous epoch: "sources", or a package with its versions; empty for a re-run."""
     ratio: MeanRatio | None
-    """Times of this epoch over times of the previous epoch, on the workloads of both."""
+    """Times of this epoch over times of the previous epoch, on workloads that both have."""
     decision: str
     """Decision on the ratio, as in a change; empty for the first epoch."""
 

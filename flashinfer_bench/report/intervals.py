@@ -1,7 +1,7 @@
 """The interval of a recorded latency in reports. It covers a re-run in a new worker.
 
-The interval in a trace of an older version covers only the samples of one worker. It is widened here by the default
-run-to-run variation of its kind of device.
+In a trace of an older version, the recorded interval covers only the samples of one worker. This module widens it by
+the default run-to-run variation of its kind of device.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The latest verdicts on KernelBench's tasks as its `eval_results.json`: problem → samples.
 
-`runtime` is our median in ms, where KernelBench has a mean. A solution is one sample: its newest verdict. If it failed
-another workload on the same hardware, that failure counts. A solution keeps its sample id if its file had a name in
-KernelBench's form and the id is free.
+`runtime` is our median in ms, where KernelBench has a mean. A solution is one sample: its newest verdict, or a failure
+on the same hardware if it has one. A solution keeps its sample id if its file had a name in KernelBench's form and the
+id is free.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def make_results_file(_form: str, trace_set: TraceSet, traces: Iterable[AnyTrace
 
 
 def _choose(items: Sequence[Result]) -> Result:
-    """Return the result of a solution that counts, of its jobs."""
+    """Return the result that counts for a solution, from the results of its jobs."""
     newest = max(reversed(items), key=lambda item: moment_of(item.evaluation))
     failed = (item for item in items if item.hardware == newest.hardware and not item.is_passed)
     return next(failed, newest)

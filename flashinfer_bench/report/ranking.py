@@ -1,9 +1,9 @@
 """Authors against a baseline: score, win rate, fast_p, share of the roofline. Also rows by author, op type, hardware.
 
 The ratio of a workload is the baseline's latency over the author's, on the same hardware. The baseline is the
-reference, or the fastest passing solution of another author. A slow baseline inflates every ratio, so the rank uses no
-baseline. It compares each latency with the fastest latency of the workload. If a workload has confirmed latencies, only
-these count as the fastest. First place needs a confirmed latency if any author has one.
+reference, or the fastest passing solution of a chosen author. A slow baseline inflates every ratio, so the rank uses no
+baseline. The rank compares each latency with the fastest latency on the workload. If a workload has confirmed
+latencies, the fastest is one of them. First place needs a confirmed latency if any author has one.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from flashinfer_bench.report.summary import BestRow, basis_of
 GroupKey = Literal["author", "op_type", "hardware"]
 GROUP_KEYS: Final[tuple[GroupKey, ...]] = ("author", "op_type", "hardware")
 FAST_P: Final = (0.0, 0.5, 0.8, 1.0, 1.2, 1.5, 2.0, 3.0, 5.0, 10.0)
-"""The values of p. fast_p is the share of workloads that were passed with a ratio above p."""
+"""The values of p. fast_p is the share of workloads with a passing verdict and a ratio above p."""
 _Times = Mapping[tuple[str, str, str], float]
 """Latencies by definition, workload and hardware."""
 _Weights = Mapping[str, Mapping[str, float]]
@@ -44,11 +44,11 @@ class Figures:
     speedup: MeanRatio | None
     """Geometric mean of the ratios of passed workloads with a baseline latency."""
     fast_p: tuple[float, ...]
-    """For each p of `FAST_P`: share of the judged workloads that were passed with a ratio above p."""
+    """For each p of `FAST_P`: share of the judged workloads with a passing verdict and a ratio above p."""
     roofline_share: float | None
     """Geometric mean of the shares of the roofline, over passed workloads with a share."""
     weighted: bool = False
-    """Whether workloads of the table have different weights, so that the means are weighted."""
+    """Whether workloads have different weights. Means are then weighted."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,8 +58,8 @@ class AuthorRow(Figures):
     author: str
     hardware: str
     score: float | None
-    """Mean over definitions. For each definition, the mean ratio of the author's best solution counts. A solution with
-    a failed workload counts 0, as in `TraceSet.rank_authors`. None if the baseline has no time."""
+    """Mean over definitions of the mean ratio of the author's best solution. A solution with a failed workload counts
+    0, as in `TraceSet.rank_authors`. None if the baseline has no time."""
     workloads: int
     """Number of judged workloads of the best solutions."""
     compared: int
@@ -68,8 +68,8 @@ class AuthorRow(Figures):
     """Share of the compared workloads with a ratio above 1."""
     fastest_share: float | None
     """The set's lowest latency over the author's: the mean over workloads, then over definitions. 1 means that the
-    author is the fastest everywhere. A workload that only other authors passed counts 0. None if no author has a time
-    that counts, or if this author has neither such a time nor a failure."""
+    author is the fastest everywhere. A workload that only other authors passed counts 0. None if no author is ranked,
+    or if this author has neither a ranked time nor a failure."""
     standing: str
     """The best standing of its results."""
     confirmed: bool
@@ -101,7 +101,7 @@ class WinnersRow:
     speedup: float | None
     """Geometric mean of the speed-ups over the reference."""
     weight_share: float
-    """Weight of these workloads as a share of the weight of all workloads that any solution passed."""
+    """Sum of the weights of these workloads, as a share of the sum over all workloads that any solution passed."""
     weighted: bool
     """Whether workloads have different weights."""
     standing: str
@@ -256,13 +256,13 @@ def _add_up(weights: Mapping[tuple[str, str, str], float]) -> _Weights:
 
 
 def _fastest_share(own: Sequence[Result], fastest: _Times) -> float:
-    """Return the weighted sum of a solution's shares of the fastest latencies. A failed workload counts 0."""
+    """Return the weighted sum of fastest latency / own latency over the workloads. A failed workload counts 0."""
     ranked = ((item, item.latency_ms) for item in own if item.is_ranked and item.latency_ms)
     return sum(item.weight * min(1.0, fastest[_key(item)] / latency) for item, latency in ranked)
 
 
 def _score(own: Sequence[Result], baseline: _Baseline) -> float | None:
-    """Return the score of a solution. None if it has neither a ratio nor a failed workload."""
+    """Return the score of a solution; None if it has neither a ratio nor a failed workload."""
     ratios = [(ratio, item.weight) for item, ratio in _ratios(own, baseline)]
     failed = sum(not item.is_passed for item in own)
     return score_of(ratios, failed) if ratios or failed else None

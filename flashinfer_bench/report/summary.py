@@ -1,8 +1,8 @@
 """Rows of solutions, and the best passing solution of each workload and of each definition.
 
 A confirmed solution, judged at full assurance, comes before other solutions. Overlapping intervals are a tie. Times
-from different hardware are never compared. Quick looks (`--quick`) are never the best. If a solution and the reference
-both wait for the GPU inside a call, the solution is never the best. The host's time decides such a ratio.
+from different hardware are never compared. Quick looks (`--quick`) are never the best. A solution is never the best if
+both it and the reference wait for the GPU inside a call, since the host's time then decides the ratio.
 """
 
 from __future__ import annotations
@@ -72,18 +72,19 @@ class SummaryRow:
     speedup: float | None
     """Geometric mean over the passed workloads with a measured reference; None without such workloads."""
     timing_caveat: str | None
-    """Why a latency is not meaningful; None if all are."""
+    """Why one of the latencies is not meaningful; None if all are meaningful."""
     timing: Timing
     """The timing of the passed workloads."""
     failures: tuple[FailureGroup, ...]
     standing: str
     """The best standing of its times; empty if none passed."""
     confirmed: bool
-    """Whether one of its times is of full assurance. First place needs such a time if any solution has one."""
+    """Whether one of its times has full assurance. First place needs full assurance if any solution has it."""
     mean: MeanRatio | None
     """Geometric mean of the latencies in ms, with its interval."""
     interval_share: float | None
-    """Half the interval of the median latency, as a share of it. Of two middle workloads, the wider interval counts."""
+    """Half the interval of the median latency, divided by that latency. If the median lies between two workloads, the
+    wider interval counts."""
     ties: tuple[SummaryRow, ...] = ()
     """For the best row: other solutions whose times do not differ significantly, the best first."""
     sol_score: float | None = None
@@ -109,7 +110,7 @@ class BestRow(SummaryRow):
     contenders: int
     """Number of passing solutions for the workload."""
     interval: TimeInterval | None
-    """95 % interval of the latency of a re-run in a new worker."""
+    """95 % interval of the latency. It covers a re-run in a new worker."""
     weight: float
     """The workload's weight."""
 
@@ -215,12 +216,11 @@ def by_workload(traces: Iterable[AnyTrace], trace_set: TraceSet | None = None) -
 def best_by_definition(
     traces: Iterable[AnyTrace], by: Merit = "speedup", trace_set: TraceSet | None = None
 ) -> list[SummaryRow]:
-    """Return the best solution of each definition. It passes the most workloads; among equals, it has the highest mean
-    speed-up.
+    """Return the best solution of each definition: the one that passes the most workloads.
 
-    If `by` is "latency", the lowest median latency counts instead of the speed-up. Among solutions with equally many
-    passed workloads, a solution with a confirmed result comes first. A tied solution passes equally many workloads as
-    the best, and the intervals of their geometric means overlap.
+    Among solutions with the same number of passed workloads, confirmed solutions come first, then the highest mean
+    speed-up. If `by` is "latency", the lowest median latency replaces the speed-up. A solution ties with the best if
+    both pass the same number of workloads, and the intervals of their geometric means overlap.
     """
 
     def order(row: SummaryRow) -> tuple[bool, int, float, float]:
@@ -288,7 +288,11 @@ def _row(
 
 
 def mean_ratio(ratios: Iterable[tuple[float | None, float]]) -> float | None:
-    """Return the geometric mean of the known ratios, which have weights; None if none is known."""
+    """Return the geometric mean of the known ratios; None if no ratio is known.
+
+    Args:
+        ratios: each ratio with its weight; None for an unknown ratio.
+    """
     known = [(ratio, weight) for ratio, weight in ratios if ratio is not None]
     return weighted_geometric_mean(known) if len(known) > 1 else next(iter(known), (None,))[0]
 

@@ -30,18 +30,19 @@ METHODS: Final = {"cupti": "CUPTI", "cuda_events": "CUDA events", "wall": "the w
 
 @dataclass(frozen=True)
 class Timing:
-    """The timing of the passed workloads of a row. Each table maps a word to a number of workloads."""
+    """The timing of the passed workloads of a row. Values are numbers of workloads."""
 
     ways: Mapping[str, int]
-    """Keys such as "by CUPTI, cold L2". Workloads without a timing record are skipped."""
+    """Number of workloads for each way, such as "by CUPTI, cold L2". Workloads without a timing record are skipped."""
     replays: int
     """Number of workloads timed as replays of CUDA graphs."""
     unknown: int
     """Number of workloads without a timing record."""
     flags: Mapping[str, int]
-    """Keys are flags. Warnings about a time that is not meaningful are skipped."""
+    """Number of workloads for each flag. A time that is not meaningful has no flags."""
     bounds: Mapping[str, int]
-    """Keys such as "a gated chain of calls at standard assurance". Older traces have no bound and are skipped."""
+    """Number of workloads for each bound, such as "a gated chain of calls at standard assurance". Older traces have no
+    bound and are skipped."""
 
 
 def read_timing(passed: Iterable[AnyEvaluation]) -> Timing:
@@ -92,7 +93,7 @@ def describe_ways(timings: Sequence[Timing]) -> str | None:
 
 
 def describe_bounds(timings: Sequence[Timing]) -> str | None:
-    """Return a line on the bounds of latencies and the assurance; None if no trace has them."""
+    """Return a line on the bounds and the assurance of latencies; None if no trace has bounds."""
     bounds = _add(timing.bounds for timing in timings)
     parts = [f"{bound} ({number})" if len(bounds) > 1 else bound for bound, number in bounds.most_common()]
     return f"bound of the latencies: {', '.join(parts)}" if bounds else None

@@ -1,8 +1,8 @@
 """Traces as files of benchmark trackers: Bencher, github-action-benchmark and the PyTorch benchmark database.
 
-A row counts if it is the latest verdict of its job, passed, and has a meaningful time that is no quick look. A tracker
-gets no other row, because it would draw a failure as a time. The name of a benchmark has definition, solution, workload
-and hardware, so that no chart joins times of different hardware.
+A tracker gets the latest verdicts that passed with a meaningful time, without quick looks. It would draw a failure as a
+time. The name of a benchmark has definition, solution, workload and hardware, so no chart joins times of different
+hardware.
 """
 
 from __future__ import annotations
@@ -27,12 +27,11 @@ US_PER_MS: Final = 1e3
 LONGEST_NAME: Final = 1024
 """Maximum characters of a benchmark's name in Bencher. A longer name is cut and ends with its digest."""
 DIGITS: Final = 8
-"""Significant digits of a time; a clock resolves less."""
+"""Significant digits of a time. No clock resolves more."""
 
 
 def make_tracker_file(form: str, trace_set: TraceSet, traces: Iterable[AnyTrace]) -> tuple[bytes, int, Counter[str]]:
-    """Return a file in a format of `TRACKERS`, its number of rows, and reason → number of latest verdicts that it
-    omits."""
+    """Return a file in a format of `TRACKERS`, its number of rows, and the numbers of omitted verdicts by reason."""
     results = list_results(trace_set, traces)
     rows = [item for item in results if item.is_ranked]
     left_out = Counter(
