@@ -43,7 +43,7 @@ def comparison_keys(reported: ReportedTrace, hardware: str) -> dict[str, str]:
 
 
 def find_difference(first: Mapping[str, str], second: Mapping[str, str]) -> Difference | None:
-    """Return the first key with different values; None if there is none. A key that is missing on one side is skipped."""
+    """Return the first key whose values differ; None if there is none. A key that one side lacks is skipped."""
     for key, kind in KINDS.items():
         if key in first and key in second and first[key] != second[key]:
             return Difference(kind, first[key], second[key])
