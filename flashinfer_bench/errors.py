@@ -94,8 +94,8 @@ class SolutionFailure(FlashInferBenchError):
     Attributes:
         status: the name of an EvaluationStatus member, for example "RUNTIME_ERROR".
         message: one or more lines for the trace's log.
-        ran_out: for a TIMEOUT, the call that timed out: "first call" if the timed-out part may compile (the import or
-            the first call), "call" for a later call. None for any other status.
+        ran_out: "first call" if a call that may have compiled timed out, "call" for any other call. None if the
+            failure has no effect on later jobs.
         timeout: for a TIMEOUT, the fields of its trace: the limit, the part that timed out, compile time in seconds,
             the stack.
         is_answer: the solution's process answered in the protocol, with an exception or with invalid values. The

@@ -4,7 +4,7 @@
     SET/PROBLEM/reference.py            generate_input, ref_kernel, check_implementation
     SET/PROBLEM/solutions/correct/*.py  submissions, by the author `correct`
 
-Every file with `custom_kernel` is a submission. Inputs and outputs come from a run of the problem's code
+Any other file with `custom_kernel` is a submission, too. Inputs and outputs come from a run of the problem's code
 (`inspection.py`). If the data of a problem has several forms, each form is a definition. The inputs have the type
 `custom`. Each argument of `generate_input` is an axis, except `seed`. For a text, a list or a bool, the axis is an
 index into the values of the problem's cases. Further axes are dimensions that vary and equal no argument. Tests become
