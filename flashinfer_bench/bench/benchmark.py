@@ -85,7 +85,7 @@ class Benchmark:
         self.faults: list[JobFaulted] = []
         self._repeat = 1
         self._unsaved: dict[int, Trace] = {}
-        """Identity → trace. These traces of this object's runs are not on disk, so no run resumes from them."""
+        """Identity → trace. Traces of this object's runs that are not on disk, so no run resumes from them."""
         self._reserved: Reservation | None = None
         self._keeps_sessions = keeps_sessions
         self._kept: Harness | None = None
@@ -120,7 +120,7 @@ class Benchmark:
         self._repeat = times
 
     def close(self) -> None:
-        """End kept sessions, and leave the cluster. Runs that keep no sessions have ended their own processes."""
+        """End kept sessions, and leave the cluster. Runs that keep no sessions end their own processes."""
         self._give_up_reserved()
         self._end_kept()
         self.context.close()
@@ -430,8 +430,8 @@ class PlanRun(Submission):
 
 
 def join_workers(evaluations: Sequence[Evaluation]) -> Evaluation:
-    """Join the evaluations of at least two workers that all passed. Fields that are not joined are the last
-    worker's."""
+    """Join the evaluations of at least two workers that all passed. Fields that cannot be joined come from the last
+    worker."""
     last = evaluations[-1]
     latencies = _latencies(evaluations)
     references = [one.performance.reference_latency_ms for one in evaluations if one.performance is not None]

@@ -47,7 +47,7 @@ AUTO: Final = "auto"
 """With this value of `iterations`, `precision` decides the number of samples, up to the default number."""
 MOST_CALLS: Final = 10_000_000
 LEAST_GB: Final = 0.25
-"""Smallest limit on a worker's memory in GiB. A worker needs that before it loads a solution."""
+"""Smallest limit on a worker's memory in GiB. A worker needs this much before it loads a solution."""
 MOST_GB: Final = 1_000_000
 LONGEST_S: Final = 1_000_000
 """Longest limit or budget in seconds. The system's waits take at most 2**31 ms."""
@@ -235,7 +235,7 @@ def flatten(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def nest(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """Return flat values with `extra` as a mapping of its own, if there is any."""
+    """Return flat values with the keys of `extra` as a mapping of their own, if there are any."""
     extra = {name.removeprefix("extra."): value for name, value in flat.items() if name.startswith("extra.")}
     values = {name: value for name, value in flat.items() if not name.startswith("extra.")}
     return {**values, "extra": extra} if extra else values
@@ -296,7 +296,8 @@ def cascade(levels: Levels, definition: str = "", op_type: str = "") -> dict[str
 def merge_sections(levels: Levels, section: str) -> dict[str, EvalConfig]:
     """Return the sections of all sources, merged as if one source had them.
 
-    A value is omitted if the top level of a higher source beats it. Two spellings of an op type are one section.
+    A value is omitted if the top level of a higher source beats it. An op type that is spelt in two ways has one
+    section.
     """
     merged: dict[str, tuple[str, dict[str, Any]]] = {}
     for level in levels:

@@ -127,7 +127,7 @@ class Engine:
         use_recorded: bool = False,
         confirm: Confirm = "if_best",
     ) -> Task:
-        """Take a solution to be judged; return its handle at once. Usable from any thread.
+        """Submit a solution; return the handle of its task at once. Usable from any thread.
 
         Args:
             solution: a solution of one of the set's definitions, or the name of a solution of the set.
@@ -224,7 +224,7 @@ class Engine:
         is_other = threading.current_thread() is not self._thread
         if drain and is_other:
             for task in open_tasks:
-                with contextlib.suppress(FlashInferBenchError):  # the holder of the task reads how it ended
+                with contextlib.suppress(FlashInferBenchError):  # the holder of the task gets this error, too
                     task.result()
         self._is_stopping.set()
         self._wake_up()

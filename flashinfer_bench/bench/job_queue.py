@@ -175,7 +175,7 @@ class JobQueue:
         waiting = {queue_class.priority for queue_class, one in self._queue_classes.items() if one.groups}
         for queue_class, one in list(self._queue_classes.items()):
             is_level = queue_class.priority not in waiting or one.used_s <= self._level[queue_class.priority]
-            if not one.groups and not one.out and is_level:  # it would start level with the others if it returned
+            if not one.groups and not one.out and is_level:  # a class that returned would start level with the others
                 del self._queue_classes[queue_class]
 
     def _pack(self, groups: list[list[Job]], device: str, devices: int, idle: int) -> list[Job]:

@@ -95,7 +95,7 @@ class DeviceSlot:
     is_blamed: bool = False
     """Whether the session has already reported the job that is to blame for its end."""
     failed_starts: int = 0
-    """Sessions in a row that ended before they were ready."""
+    """Number of consecutive sessions that ended before they were ready."""
     asking: Iterator[str | None] | None = None
     """Asks for the lock of the device, and ends once the lock is ours."""
     held: ExitStack = field(default_factory=ExitStack)

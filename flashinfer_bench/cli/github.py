@@ -122,7 +122,8 @@ def find_source(solution: Solution | None, path: Path | None, reason: str) -> tu
 
     Args:
         solution: the solution; None if it is unknown.
-        path: the solution's source file, folder of sources, or JSON file. A JSON file has other lines than the sources.
+        path: the solution's source file, folder of sources, or JSON file. The lines of a JSON file are not the lines of
+            the sources.
         reason: a text whose last location, such as "main.py:3", counts.
     """
     if solution is None or path is None or path.suffix == ".json":

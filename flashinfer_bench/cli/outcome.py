@@ -175,7 +175,7 @@ class RunOutcome:
         return FAILED if has_faults or (require_passed and not self.have_all_passed) else RAN
 
     def expected(self) -> dict[PairKey, dict[str, float]]:
-        """Return the workloads that each solution should have a verdict on, with their weights."""
+        """Return the workloads on which each solution should have a verdict, with their weights."""
         found: defaultdict[PairKey, dict[str, float]] = defaultdict(dict)
         for job in self.plan.jobs:
             found[job.definition.name, job.solution.name][job.workload.uuid] = job.workload.weight

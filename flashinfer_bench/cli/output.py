@@ -69,7 +69,8 @@ def write_problems(message: str) -> None:
 
 
 def open_streams() -> None:
-    """Open streams on os.devnull that were closed before the start. Otherwise the next opened file would become stdout.
+    """Redirect streams that were closed before the start to os.devnull. Otherwise the next opened file would become
+    stdout.
 
     A character that the terminal cannot show is written as a question mark.
     """

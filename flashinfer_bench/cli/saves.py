@@ -21,7 +21,7 @@ class SaveChange(NamedTuple):
     since: str
     """Time of the earlier save: 14:02:11."""
     ratio: MeanRatio
-    """Geometric mean over the workloads of the new time divided by the old time."""
+    """Geometric mean, over the workloads, of the new time divided by the old time."""
     decision: str
     """"faster", "slower", "same", "cannot tell yet", or `UNCHANGED`, which decides nothing."""
     standing: str

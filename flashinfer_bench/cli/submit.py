@@ -143,7 +143,7 @@ def _read_solution(args: Namespace, client: Client) -> Solution:
 
 
 def _wait_for_start(client: Client, task: str, *, is_quiet: bool) -> float:
-    """Show the place of a task in the queue until a device begins it; return the monotonic time of that."""
+    """Show the place of a task in the queue until a device begins it; return the monotonic time of the beginning."""
     started, shown = time.monotonic(), -1
     while (report := client.task(task, QUEUE_POLL_S)).status == "pending":
         if report.tasks_ahead != shown and not is_quiet:

@@ -1,7 +1,7 @@
 """The roofline of a device: the vendor's figures, the share that a time reaches, and impossible times.
 
-If the peaks of a GPU were measured (`roofline/measured.py`), shares and floors are of the measured peaks. Measured
-peaks are below the true limits, so only the vendor's figures can make a time impossible.
+If the peaks of a GPU were measured (`roofline/measured.py`), shares and floors use the measured peaks. Measured peaks
+are below the true limits, so only the vendor's figures can show that a time is impossible.
 
 A call is bound by its arithmetic or by its bytes, whichever takes longer (S. Williams, A. Waterman, D. Patterson:
 "Roofline", CACM 52(4), 2009). The vendor's figures are limits for dense data. They come from NVIDIA's data sheets

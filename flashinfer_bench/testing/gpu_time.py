@@ -138,8 +138,8 @@ def bench_gpu_time(
         enable_cupti: whether to use CUPTI, which has the GPU's own times, instead of CUDA events. If CUPTI does not
             work, CUDA events are used, after a warning.
         use_cuda_graph: time a call of several operations as the replay of a CUDA graph, if the replay launches the same
-            operations. Otherwise a warning gives the reason, and the call is launched on the stream. A call of a
-            single operation takes as long without a graph, and is launched on the stream.
+            operations. Otherwise a warning gives the reason, and the call is launched on the stream. A call of a single
+            operation takes the same time without a graph, and is launched on the stream.
         num_iters: number of timed calls. Default: 30, unless `repeat_time_ms` is given.
         dry_run_iters: number of untimed calls before these, at least 3. Default: 5, unless `dry_run_time_ms` is given.
         cold_l2_cache: empty the L2 before each timed call.

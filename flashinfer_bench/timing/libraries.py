@@ -44,7 +44,7 @@ FOREIGN: Final = re.compile(
     rf"<(?:{SCALAR})*(?!(?:void )?at::|{SCALAR})"
 )
 """A loop or a reduction of torch over a function that is not torch's. Code that includes torch's headers has such
-kernels. Torch wraps its own lambda in a template function, so that name begins with "void "."""
+kernels. Torch wraps its own lambda in a template function, so the name of that function begins with "void "."""
 BESIDE: Final = re.compile(r"FillFunctor|copy_kernel_cuda|CatArrayBatchedCopy")
 """Fills, copies and casts of torch."""
 

@@ -100,7 +100,7 @@ def map_memory_file(fd: int, size: int) -> torch.Tensor:
 
 
 class CudaMemoryError(driver.DriverError):
-    """A call of the CUDA driver for memory failed."""
+    """A memory call of the CUDA driver failed."""
 
 
 class IpcHandle(ctypes.Structure):

@@ -95,7 +95,7 @@ def load_python(directory: Path, entry: str, symbol: str) -> LoadedEntry:
 
 
 def load_reference(directory: Path, entry: str, symbol: str) -> LoadedEntry:
-    """Import a definition's reference. It is called by the names of its inputs. A `setup` in it is not special."""
+    """Import a definition's reference. The reference gets its inputs by name. A `setup` in it is not special."""
     return LoadedEntry(find_callable(import_file(directory, entry), entry, symbol))
 
 

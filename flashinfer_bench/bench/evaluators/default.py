@@ -202,7 +202,7 @@ class DefaultEvaluator(Evaluator):
     ) -> Baseline:
         """Make the inputs and expected outputs of each trial, then check the reference and time it."""
         baseline = make_expected(definition, workload, cfg, device, context)
-        cls.check_reference(definition, baseline, cfg, context)  # the worker that times it starts at the same time
+        cls.check_reference(definition, baseline, cfg, context)  # the worker that times the reference starts meanwhile
         return time_reference(baseline, context)
 
     @classmethod

@@ -231,7 +231,7 @@ class Evaluator(ABC):
 
     @classmethod
     def stress_checks(cls, definition: Definition, cfg: ResolvedEvalConfig) -> StressChecks | None:
-        """Return the checks of calls on inputs of stress cases; None: no call gets such inputs."""
+        """Return the checks of calls on inputs of stress cases; None if no call gets such inputs."""
         return None
 
     @classmethod

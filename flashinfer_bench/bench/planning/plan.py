@@ -140,7 +140,7 @@ class Plan:
         return sum(self.redone_reasons.values())
 
     def with_jobs(self, jobs: Iterable[Job]) -> Plan:
-        """Return the plan with only these of its jobs, numbered from 0."""
+        """Return the plan with only the given jobs, numbered from 0."""
         return replace(self, jobs=tuple(replace(job, index=index) for index, job in enumerate(jobs)))
 
     def rows(self) -> list[PlanRow]:

@@ -81,7 +81,7 @@ class ControlBlock:
         ctypes.memset(ctypes.addressof(self._words), 0, BLOCK_BYTES)
 
     def give(self, call: int, key: int) -> None:
-        """Give a call's key, which is not 0."""
+        """Give a call its key, a nonzero number."""
         self._words[KEYS + call] = key
 
     def give_if_missing(self, call: int) -> None:
@@ -183,7 +183,7 @@ class ChainKernels:
         """Launch each kernel once, because the driver cannot load code during a capture.
 
         Args:
-            key: address of a key that is not 0; the second and third word from there are overwritten.
+            key: address of a nonzero key; the second and third word from there are overwritten.
         """
         written = key + WORD_BYTES
         self._launch("flashinfer_bench_await_and_unmask", (1, WARP), key, 0, 0, written, 0)

@@ -42,7 +42,7 @@ _FAILURES: Final = (Uncheckable, TypeError, AttributeError, IndexError, Arithmet
 
 @dataclass(frozen=True, eq=False)
 class Shape:
-    """Stands for a tensor with a known shape and no values; a use of its values raises."""
+    """Stands for a tensor with a known shape and no values; reading its values raises an error."""
 
     shape: tuple[int, ...]
 

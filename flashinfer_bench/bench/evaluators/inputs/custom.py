@@ -31,7 +31,7 @@ from flashinfer_bench.errors import DefinitionFault
 DEVICE: Final = "device"
 """The name of the parameter that gets the device."""
 AGREE: Final = "inputs_agree"
-"""If the function has this attribute, inputs may depend on each other. No call gets some of them changed alone."""
+"""If the function has this attribute, inputs may depend on each other. No call changes only some of these inputs."""
 SLOW_S: Final = 0.05
 """Seconds that a call of the function may take. A slower function makes no new inputs for timed calls, since a job has
 hundreds of calls."""

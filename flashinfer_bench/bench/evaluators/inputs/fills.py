@@ -1,4 +1,4 @@
-"""The content of outputs before a call. A kernel that writes every element overwrites all of it.
+"""The content of outputs before a call. A kernel that writes every element overwrites all of this content.
 
 Floats of 16 bits and more are filled with a quiet NaN, with a payload that no conversion and no arithmetic makes. The
 payload of a canonical NaN is all zeros or all ones, and NaNs from shorter floats end in zeros. A float of 8 bits has

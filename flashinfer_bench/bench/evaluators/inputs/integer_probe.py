@@ -108,7 +108,7 @@ class IntegerProbe:
         else:
             moved = [seen.size for seen in self._run(name, low, low).seen if seen not in known]
             return range(start, max(min(WRAPPED * min(moved, default=0), low + 1), usual, start + 1))
-        step = 1  # it doubles, so that small steps are tried before values that overflow an integer
+        step = 1  # the step doubles, so that small steps come before values that overflow an integer
         while low + step < end and is_valid(low + step):
             low, step = low + step, 2 * step
         beyond = range(low + 1, min(low + step, end))

@@ -1,10 +1,10 @@
 """Stress cases: inputs of unusual scale, sign or distribution, for some calls of a job.
 
-Usual inputs are normal values around zero, with a deviation near one. For these, shortcuts look right: 30 tanh(x / 30)
-is about x, rows need no normalisation, a part of a row predicts the row's norm, and a mean is zero. Each case breaks
-such a shortcut. `STRESS_CASES` is the table of cases. A case has steps, and the number of its calls in a job. A step
-has a support (which elements) and a transform (their new values). Bytes and bools are changed by `redraw` instead of
-the transform, except in ZEROS.
+Usual inputs are normal values around zero, with a deviation near one. For usual inputs, shortcuts look right: 30 tanh(x
+/ 30) is about x, rows need no normalisation, a part of a row predicts the row's norm, and a mean is zero. Each case
+breaks such a shortcut. `STRESS_CASES` is the table of cases. A case has steps, and the number of its calls in a job. A
+step has a support (which elements) and a transform (their new values). Bytes and bools are changed by `redraw` instead
+of the transform, except in ZEROS.
 
 The definition and the workload decide the list of cases, so each run tries the same cases. The changed positions and
 values are secret, and so is the time of the calls. Only random inputs are changed, and only if no rule gives their
@@ -183,7 +183,7 @@ def sixth_of_rows(number: int) -> Support:
 
 
 def few_columns(rows_per_chosen: int | None = None) -> Support:
-    """Choose FEW columns of one row, or of one row in `rows_per_chosen`."""
+    """Choose FEW columns of one row, or of one in every `rows_per_chosen` rows."""
 
     def choose(field: Field) -> Any:
         rows, columns = field.rows.shape

@@ -1,9 +1,8 @@
 """The Sampling evaluator. A sampler is random, so the distribution of its draws is tested.
 
 A draw is one token of one row, drawn in one call. The filters must allow each draw. The quantiles of all draws
-(`rules`) must be uniform and independent (`statistics`). Counts of single tokens would not do, because a perfect
-sampler's counts are far from the expected shares with 128,256 tokens and some thousand draws. A sampler is tested three
-times, on:
+(`rules`) must be uniform and independent (`statistics`). Counts of single tokens are no test: with 128,256 tokens and
+some thousand draws, a perfect sampler's counts are far from the expected shares. A sampler is tested three times, on:
 * the first draws, many calls on the same rows;
 * flattened rows (rule `power`): the same rows with a higher temperature, until no token has more than about a hundredth
   of the mass. There are enough calls to find a sampler that skips `least_shift` of the mass, even with one row;

@@ -233,7 +233,8 @@ class DeviceSession:
             return False
         if self._forget_slow(job):
             self._forget_baseline(job)
-        # A solution can only disturb the reference's time. If this time is known, workers may hold solutions.
+        # The only part of a baseline that a solution can disturb is the reference's time. If this time is known,
+        # workers may hold solutions.
         compiled = self._compiled if job.key not in self._compiled_records else None
         return job.key not in self._sound and any(
             timer.recall(job) is None for timer in (self._timer, compiled) if timer is not None
