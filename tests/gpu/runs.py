@@ -26,7 +26,8 @@ def write_set(
     definition = definition or make_definition()
     if isinstance(solutions, dict):
         solutions = [make_solution(name, definition=definition.name, source=one) for name, one in solutions.items()]
-    workloads = [make_workload(f"w{at}", axes=sizes) for at, sizes in enumerate(axes)]
+    inputs = {name: {"type": "random"} for name in definition.inputs}
+    workloads = [make_workload(f"w{at}", axes=sizes, inputs=inputs) for at, sizes in enumerate(axes)]
     lines = [make_trace(definition=definition.name, workload=one, solution=None) for one in workloads]
     return TraceSet.from_path(write_trace_set(root, definitions=[definition], solutions=solutions, workloads=lines))
 
@@ -43,6 +44,7 @@ def run(trace_set: TraceSet, counts: dict[str, int] = FEW, **settings: Any) -> l
 def judge(trace_set: TraceSet, **settings: Any) -> dict[tuple[str, str], Any]:
     """Judge a set; return (solution, workload) → evaluation. Every job has one."""
     jobs = run(trace_set, **settings)
+    assert jobs
     faults = [job.message for job in jobs if isinstance(job, JobFaulted)]
     assert faults == []
     return {(job.job.solution.name, job.job.workload.uuid): job.trace.evaluation for job in jobs}
