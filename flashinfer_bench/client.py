@@ -153,8 +153,8 @@ class Client:
             workloads: uuids; default: all workloads of its definition.
             priority: tasks of this submitter with a higher priority are judged earlier.
             key: key of this submission. The same key returns the same task. Default: a new key.
-            confirm: when a GPU judges the solution at full assurance: "if_best" (if it would be the best known),
-                "always" (at once) or "never".
+            confirm: whether a GPU judges the solution at full assurance: "always" (at once), "if_best" (only if it
+                would be the best known) or "never".
         """
         body: dict[str, Any] = {"solution": solution.to_dict(), "priority": priority, "confirm": confirm}
         if workloads is not None:

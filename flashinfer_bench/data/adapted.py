@@ -20,7 +20,7 @@ ENGINES: Final[Mapping[str, tuple[str, str]]] = {
     "kernelbench": ("ModelNew", "tasks of KernelBench"),
     "gpumode": ("custom_kernel", "problems of GPU MODE"),
 }
-"""Engine → the name in a file, and the engine's definitions, for people."""
+"""Engine → the name that it calls in a file, and a description of its definitions."""
 SOURCE_TAG: Final = "source:"
 """Prefix of the tag that names a definition's engine."""
 ENTRY: Final = """\

@@ -10,8 +10,8 @@ from typing import Final
 NAME_CUTOFF: Final = 0.6
 """Minimum similarity (difflib ratio) of a known name that is offered for an unknown name."""
 KEY_CUTOFF: Final = 0.8
-"""Minimum similarity of a known key that is offered for an unknown key. It is higher, since an unknown key may be
-right."""
+"""Minimum similarity of a known key that is offered for an unknown key. It is higher than `NAME_CUTOFF`, since an
+unknown key may be intended."""
 LONGEST: Final = 100
 """Longer names, in characters, match no known name. Names come from files and untrusted requests."""
 MOST_KNOWN: Final = 2000

@@ -110,7 +110,7 @@ def _find_bindings(body: Sequence[ast.stmt]) -> Iterator[tuple[str, ast.stmt]]:
 
 
 def _why_not_called(node: ast.stmt) -> str | None:
-    """Return why a call of the bound name never returns tensors. None if it may return tensors, or has decorators."""
+    """Return why a call of the bound name never returns tensors; None if it may, or if the name has decorators."""
     if getattr(node, "decorator_list", None):
         return None
     match node:

@@ -157,7 +157,7 @@ class Workload(DataModel):
 def find_named(name: str, items: Iterable[T], workload_of: Callable[[T], Workload]) -> list[T]:
     """Return the items whose workload has this name.
 
-    The name is a uuid. If no uuid equals it, each of its words is a size, such as rows=64, or the beginning of a uuid.
+    The name is a uuid. If no uuid is equal, each word of the name is a size (rows=64) or the beginning of a uuid.
 
     Args:
         name: the user's word or words.

@@ -52,7 +52,7 @@ def _count(node: yaml.Node, counts: dict[int, int]) -> int:
     """Return the number of values that a node expands to.
 
     Args:
-        node: a node from the parser, whose own recursion has limited the depth.
+        node: a node from the parser, which limits the depth.
         counts: id of a node → its number of values, 0 while the count is in progress.
 
     Raises:

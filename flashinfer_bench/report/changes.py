@@ -105,7 +105,7 @@ def compare_saves(
 ) -> tuple[MeanRatio | None, str]:
     """Return the geometric mean of new over old times of the same jobs, and the decision on it.
 
-    Only here, two quick looks may be compared, because both come from one `--watch`.
+    The results may be quick looks, because both come from one `--watch`. Other comparisons refuse quick looks.
     """
     before = {_job(item): item for item in old}
     pairs = [(before[_job(item)], item) for item in new if _job(item) in before]

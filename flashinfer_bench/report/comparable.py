@@ -22,7 +22,7 @@ KINDS: Final = {
 }
 """The keys that must be equal, with the description of a difference."""
 USUAL: Final = "usual"
-"""Stands for the timing settings of a trace that names none."""
+"""Value of a trace whose timing settings are all defaults."""
 
 
 class Difference(NamedTuple):

@@ -20,7 +20,7 @@ from flashinfer_bench.report.decision import join_halves, log_half_of
 from flashinfer_bench.timing.between_workers import default_spread, widened_interval
 
 LARGEST_LOG: Final = 700.0
-"""Largest logarithm whose exponential is a float."""
+"""Largest logarithm whose exponential is a finite float."""
 
 
 @dataclass(frozen=True)

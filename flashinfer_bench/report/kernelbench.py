@@ -34,7 +34,7 @@ def make_results_file(_form: str, trace_set: TraceSet, traces: Iterable[AnyTrace
     """Return the file, its number of samples, and reason → number of omitted verdicts.
 
     Raises:
-        UsageError: there are several levels, whose problems have the same numbers.
+        UsageError: the tasks have several levels, and each level numbers its problems from 1.
     """
     problems: dict[str, dict[int, Any]] = {}
     levels, left_out = Counter[str](), Counter[str]()

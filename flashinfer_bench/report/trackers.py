@@ -1,8 +1,8 @@
 """Traces as files of benchmark trackers: Bencher, github-action-benchmark and the PyTorch benchmark database.
 
-A tracker gets the latest verdicts that passed with a meaningful time, without quick looks. It would draw a failure as a
-time. The name of a benchmark has definition, solution, workload and hardware, so no chart joins times of different
-hardware.
+A tracker gets the latest verdicts that passed with a meaningful time, without quick looks. A tracker would draw a
+failure as a time. The name of a benchmark has definition, solution, workload and hardware, so no chart joins times of
+different hardware.
 """
 
 from __future__ import annotations

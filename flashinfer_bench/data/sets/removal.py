@@ -43,7 +43,7 @@ def remove_solution(trace_set: TraceSet, name: str) -> Path | None:
     """Remove the file of a solution and return it; None if the set has no such solution.
 
     Raises:
-        DataSetError: the file has other solutions, too, or cannot be removed.
+        DataSetError: the file has further solutions, or cannot be removed.
     """
     file = trace_set.solution_files.get(name)
     if file is None:

@@ -1,10 +1,10 @@
 """Scores over a whole set: the speed-up of a solution, or of an author's best solutions, over a baseline author.
 
 The speed-up on a workload is the baseline's latency over the solution's, on the same hardware. The lowest passing
-latency of each counts; confirmed latencies take precedence. Only workloads that the baseline passed count. Older traces
-count, too: a solution with a failed trace scores 0 until its traces are moved aside. Quick looks (`--quick`) do not
-count. Means over workloads are weighted by the workloads; means over definitions are not weighted. `report/ranking.py`
-applies the same rule to the latest verdicts.
+latency counts on both sides; confirmed latencies take precedence. Only workloads that the baseline passed count. Older
+traces count, too: a solution with a failed trace scores 0 until its traces are moved aside. Quick looks (`--quick`) do
+not count. Means over workloads use the workloads' weights; means over definitions use equal weights.
+`report/ranking.py` applies the same rule to the latest verdicts.
 """
 
 from __future__ import annotations

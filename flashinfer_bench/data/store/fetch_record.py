@@ -1,7 +1,7 @@
 """The record of a fetched set: the repository of the hub, its commit, and the size and digest of each file there.
 
 `fetch` writes the record to `.fetched.json` in the root of the set, before it downloads. So an interrupted fetch is
-resumed, a complete one is checked offline, and a message about a missing blob names the command. Format 1:
+resumed, a complete fetch is checked offline, and a message about a missing blob names the command. Format 1:
 
     {"format": 1, "repository": "owner/name", "revision": "main", "commit": "40 hex digits",
      "files": {path: [bytes, digest]}, "is_updating": false}

@@ -29,7 +29,7 @@ from flashinfer_bench.base.files.writing import WriteRefused, check_location, op
 from flashinfer_bench.errors import DataSetError, Fault
 
 _STAGED: Final = 180
-"""Maximum characters of the target's name in the name of its temporary file."""
+"""Maximum characters of the target's name that its temporary file's name contains."""
 MOST_JSON_BYTES: Final = 32 << 20
 """Largest JSON file or line, in bytes."""
 MOST_LINES_BYTES: Final = 1 << 30

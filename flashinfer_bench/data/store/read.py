@@ -77,7 +77,7 @@ def read_files(trace_set: TraceSet) -> None:
 
 
 def find_foreign(root: Path) -> dict[str, list[Location]]:
-    """Return the files of a root in a foreign layout, by the folder of the standard layout that would hold them."""
+    """Return the files of a foreign layout, by the folder that would hold them in the standard layout."""
     found: dict[str, list[Location]] = {DEFINITIONS: [], SOLUTIONS: [], WORKLOADS: []}
     if (root / DEFINITIONS).is_dir() or root.absolute().name in FOLDERS:  # the root is a set, or a folder inside a set
         return found

@@ -1,4 +1,4 @@
-"""The origin of a written solution, which FlashInfer ignores: with it, an exported folder is read back unchanged."""
+"""The origin of a written solution. FlashInfer ignores it; this package restores the original solution from it."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ PAGED: Final = ATTENTION.replace(
         raise ValueError("$definition takes contiguous caches")
     scale =""",
 )
-"""A cache is too large to be copied in each call."""
+"""Refuses strided caches, which are too large to copy in each call."""
 ROPE: Final = """
 
 def run(positions, query, key, head_size, cos_sin_cache, is_neox=True):
@@ -116,7 +116,7 @@ def write_wrapper(
     Args:
         template: the source of `run`; empty if FlashInfer passes the definition's own inputs.
         sizes: group of the definition's name → its size.
-        writes: whether the solution writes into outputs that it is given.
+        writes: whether the caller passes the outputs to the solution.
 
     Raises:
         ValueError: the size of an output is computed, so that the wrapper cannot allocate it.

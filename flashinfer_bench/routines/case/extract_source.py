@@ -61,7 +61,8 @@ def extract_source(
 
 
 def _call(new: str, name: str, function: Any, inputs: Collection[str], outputs: Collection[str]) -> str:
-    """Return the source of a function `new`, which takes all inputs and outputs, and passes to `name` what it takes."""
+    """Return the source of a function `new`. It takes all inputs and outputs, and calls `name` with those that `name`
+    takes."""
     parameters = function.args
     passed = [one.arg for one in parameters.args]
     prepared = [one.arg for one in parameters.kwonlyargs]

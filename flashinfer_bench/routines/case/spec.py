@@ -1,7 +1,7 @@
 """Declarations of the routines: a flag, a routine, and the case that a routine makes of flags. Frozen, without torch.
 
-A case decides the values of some inputs, such as lengths and page tables; these come from `stored`. If they are random,
-they come from `--random_seed`, so that equal flags give an equal case.
+A case decides the values of some inputs, such as lengths and page tables. These inputs are made by `stored`. Random
+values in a case depend only on `--random_seed`, so equal flags give an equal case.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class Tensor:
 
 
 def counted(tensor: Any, elements: float) -> Any:
-    """Return a tensor of which a call reads or writes only this number of elements. The tensor may be given as text."""
+    """Return a tensor with the number of its elements that a call reads or writes. The tensor may be given as text."""
     return replace(Tensor.read(tensor), counted=elements)
 
 

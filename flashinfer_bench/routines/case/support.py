@@ -36,7 +36,7 @@ class Platform:
     versions: Mapping[str, str]
     """Installed package → its version."""
     modules: frozenset[str]
-    """Importable modules among flashinfer and the modules in `NEEDS`."""
+    """The modules that can be imported, of flashinfer and the modules in `NEEDS`."""
 
 
 def find_platform(device: str, capability: tuple[int, int] | None) -> Platform:

@@ -5,7 +5,7 @@ the root, multiply by the weight, and one for mean and root. An addition before 
 
 N e + h e bytes are read, and N e bytes are written. An addition adds 2 N e bytes, for the residual and the sum. An fp8
 output takes N bytes instead of N e. A 4-bit output takes N / 2 + N / block bytes; block is 16 for nvfp4 and 32 for
-mxfp4. The scale of a quantised output is 4 bytes more to read.
+mxfp4. A quantised output also has a scale of 4 bytes to read.
 """
 
 from __future__ import annotations

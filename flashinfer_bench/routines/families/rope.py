@@ -135,7 +135,7 @@ def make_plain(args: Namespace) -> Case:
 
 
 def make_quantising(args: Namespace) -> Case:
-    """Make a case of RoPE to fp8. The name says whether it is for MLA, and whether it appends to pages."""
+    """Make a case of RoPE to fp8. The routine's name decides whether it is for MLA, and whether it appends to pages."""
     name, head, rope, nope = args.routine, args.head_dim, _rotary(args), args.no_rope_dim
     is_mla, appends, width, page = name.startswith("mla"), "append" in name, rope + nope, args.page_size
     fits = f"it has to be {rope}{f' or {width}' if nope else ''}"
