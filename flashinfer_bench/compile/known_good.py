@@ -27,6 +27,7 @@ class KnownGood:
     """Name of its one source file."""
     source: str
     binding: str | None = None
+    dependencies: tuple[str, ...] = ()
     words: str = ""
     """Pattern in the sources of Python solutions that are compiled like this program. The empty pattern matches all
     sources."""
@@ -39,7 +40,8 @@ class KnownGood:
     def solution(self, note: str = "") -> Solution:
         """Return the program as a solution of `define_double()`. A note changes the source, so that no cache has the
         solution."""
-        spec = {"language": self.language, "binding": self.binding, "entry_point": f"{self.entry}::run"}
+        spec = {"language": self.language, "binding": self.binding, "dependencies": self.dependencies}
+        spec |= {"entry_point": f"{self.entry}::run"}
         comment = f"# {note}\n" if note else ""
         return Solution.model_validate(
             {
@@ -167,7 +169,14 @@ PROGRAMS: Final = (
     KnownGood("CUDA with the binding torch", "cuda", "main.cu", TORCH_CUDA, "torch"),
     KnownGood("Python that loads a library", "python", "loaded.py", LOADED),
     KnownGood("torch.compile", "python", "inductor.py", INDUCTOR, words=r"torch\.compile|inductor"),
-    KnownGood("torch.utils.cpp_extension", "python", "inline.py", INLINE, words="cpp_extension|flashinfer(?!_bench)"),
+    KnownGood(
+        "torch.utils.cpp_extension",
+        "python",
+        "inline.py",
+        INLINE,
+        dependencies=("ninja",),
+        words="cpp_extension|flashinfer(?!_bench)",
+    ),
     KnownGood("Triton", "triton", "kernel.py", TRITON, words="triton"),
 )
 """Faster Python programs come first."""

@@ -46,7 +46,7 @@ MODULES: Final = {
 }
 CUTLASS: Final = ("cutlass", "cute", "nvidia-cutlass")
 TOOLKIT: Final = ("cuda", "cudatoolkit", "cuda-toolkit", "nvcc")
-COMPILERS: Final = ("gcc", "clang", "cpp", "cmake", "ninja", "make")
+COMPILERS: Final = ("gcc", "clang", "cpp", "cmake", "make")
 """Words for a compiler. They are not checked, since the solution's language implies the compiler."""
 
 
@@ -250,7 +250,7 @@ def find_missing(dependencies: Iterable[str], toolchain: Toolchain, *, is_compil
             continue
         name = canonicalize_name(requirement.name)
         header = LIBRARIES[name].header if name in LIBRARIES else FURTHER_HEADERS.get(name)
-        if name in COMPILERS:
+        if name in COMPILERS or (is_compiled and name == "ninja"):
             continue
         there: str | None
         if name == "python":
@@ -266,7 +266,7 @@ def find_missing(dependencies: Iterable[str], toolchain: Toolchain, *, is_compil
             remedy = "it comes with the CUDA toolkit, or with NVIDIA's pip packages"
         else:
             distribution = DISTRIBUTIONS.get(name, name)
-            there = installed_version(distribution)
+            there = "" if name == "ninja" and shutil.which(name) else installed_version(distribution)
             remedy = f"pip install '{distribution}{requirement.specifier}'"
         if there is None:
             lines.append(f"it needs {requirement}, which is not installed; try: {remedy}")

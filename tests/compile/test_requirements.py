@@ -97,13 +97,17 @@ def missing(text, toolchain=NOTHING, *, is_compiled=False):
         ("triton >= 99", "it needs triton>=99, and 3.2.1+git is installed; try: pip install 'triton>=99'"),
         ("tilelang", "which is not installed; try: pip install 'tilelang'"),
         ("cutlass", "pip install 'nvidia-cutlass-dsl'"),
+        ("ninja>=1.11", "it needs ninja>=1.11, which is not installed; try: pip install 'ninja>=1.11'"),
         ("cuda >= 12.8", "install the CUDA toolkit, or set CUDA_HOME"),
     ],
 )
-def test_dependencies_are_compared_with_installed_packages(monkeypatch, text, words):
+def test_dependencies_are_compared_with_installed_packages(monkeypatch, tmp_path, text, words):
     monkeypatch.setattr(requirements, "installed_version", INSTALLED.get)
+    monkeypatch.setenv("PATH", str(tmp_path))
     found = missing(text)
     assert (found is None) if words is None else (words in found)
+    (tmp_path / "ninja").touch(0o755)
+    assert (missing("ninja"), missing("ninja", is_compiled=True)) == (None, None)
 
 
 def test_cutlass_is_headers_to_compiled_solutions_and_libraries_are_in_the_toolkit(tmp_path, monkeypatch):

@@ -62,12 +62,13 @@ def identical(*ratios, on_gpu=True, problem=""):
     return [of.find_agreement(agreement(*ratios, problem=problem), on_gpu=on_gpu)]
 
 
+TRIED = {"one": ("ok", ""), "other": ("broken", "no compiler"), "third": ("note", "it needs ninja; try: pip")}
 FINDINGS = {
     "a cpu build": (of.find_gpu(machine(CPU, torch_has_cuda=False), None), "broken", "is a CPU build", "CUDA"),
     "hidden": (of.find_gpu(machine(CPU), None), "note", "CUDA_VISIBLE_DEVICES hides them", "unset"),
     "a cpu by choice": (of.find_gpu(machine(CPU), "cpu"), "", "", ""),
     "languages": (of.find_languages(machine().languages), "ok note", "python can be built", "install g++"),
-    "programs": (of.find_programs({"one": None, "other": "no compiler"}), "ok broken", "no compiler", "see"),
+    "programs": (of.find_programs(TRIED), "ok broken note", "no compiler\nthird: it needs ninja", "try: pip"),
     "others": (neighbours(other_processes=1), "note", "1 on the GPU", "end them"),
     "nobody": (neighbours(slowed_by=("power_cap",)), "ok", "none was seen on the GPU", ""),
     "no word": (neighbours(other_processes=None), "ok", "not known", ""),
@@ -104,7 +105,11 @@ def examined(monkeypatch, tmp_path):
     monkeypatch.setenv("FIB_CACHE_PATH", str(tmp_path / "cache"))
 
     def examine(device=GPU, peaks=False, **parts):
-        usual = {"run_isolated": vars(readings()), "time_identical": agreement(1.0), "try_programs": {"Triton": None}}
+        usual = {
+            "run_isolated": vars(readings()),
+            "time_identical": agreement(1.0),
+            "try_programs": {"Triton": ("ok", "")},
+        }
         for name, value in {**usual, "read_machine": machine(device), **parts}.items():
             effect = value if callable(value) or isinstance(value, Exception) else None
             monkeypatch.setattr(examination, name, Mock(side_effect=effect, return_value=value))

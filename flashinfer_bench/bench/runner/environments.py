@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import sysconfig
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 from functools import cache
@@ -80,6 +81,8 @@ def server_environment(environment: Mapping[str, str], kind: str) -> dict[str, s
     package_parent = str(PACKAGE.parent)
     own["PYTHONPATH"] = os.pathsep.join(filter(None, [package_parent, environment.get("PYTHONPATH")]))
     own["PYTHONSAFEPATH"] = "1"
+    # A virtual environment that is not activated may have ninja.
+    own["PATH"] = os.pathsep.join([environment.get("PATH", os.defpath), sysconfig.get_path("scripts")])
     if kind == "cpu":
         own.setdefault("OMP_WAIT_POLICY", "passive")  # spinning threads in the session would delay the worker's threads
     return own

@@ -125,7 +125,7 @@ def examine(
     steps: list[tuple[str, str, Callable[[], Iterable[Finding]]]] = [
         ("measuring", f"measuring {device.label}", probe),
         ("A/A", "timing the same kernels as two solutions each", compare),
-        ("programs", "building, loading and calling programs of ours", lambda: of.find_programs(try_programs(device))),
+        ("programs", "building, loading and calling programs of ours", lambda: of.find_programs(try_programs(machine))),
     ]
     for topic, step, work in steps:
         if work is probe or (report.readings is not None and not quick):
@@ -197,26 +197,32 @@ def time_identical(device: Device) -> Comparison:
     return measure(trace_set, pairings, _config_for(device), threshold=THRESHOLDS[device.kind], budget_s=IDENTICAL_S)
 
 
-def try_programs(device: Device) -> dict[str, str | None]:
+def try_programs(machine: MachineState) -> dict[str, tuple[of.State, str]]:
     """Build, load and call one of our programs for each way of compiling solutions.
 
     It uses the cache of runs, so that a problem of the cache folder is found.
 
     Returns:
-        Way of compiling or calling → why it does not work; None if it works.
+        Way of compiling or calling → its state, and why it does not work. A note if a package is not installed.
     """
-    is_cuda = device.kind == "cuda"  # host code cannot read inputs on a GPU
-    tried = [one for one in PROGRAMS if (one.language != "cpp" if is_cuda else not one.needs_gpu)]
+    is_cuda = machine.device.kind == "cuda"  # host code cannot read inputs on a GPU
+    usable = [one for one in PROGRAMS if machine.languages[one.language] is None]
+    tried = [one for one in usable if (one.language != "cpp" if is_cuda else not one.needs_gpu)]
     whats = {one.solution().name: one.what for one in tried}
-    config = _config_for(device, profile_baseline=False, confirm=False, warmup_runs=0, iterations=1, num_trials=1)
+    config = _config_for(
+        machine.device, profile_baseline=False, confirm=False, warmup_runs=0, iterations=1, num_trials=1
+    )
     engine = Benchmark(_make_set([one.solution() for one in tried], SIZES["cpu"][:1]), config)
-    found: dict[str, str | None] = {}
-    for event in engine.run(engine.plan(), save_results=False):
+    plan = engine.plan()
+    found: dict[str, tuple[of.State, str]] = {
+        whats[one.solution]: ("note", one.reason) for one in plan.skips if one.solution
+    }
+    for event in engine.run(plan, save_results=False):
         if isinstance(event, JobFinished) and event.trace.evaluation is not None:
-            failed = not event.trace.is_successful()
-            found[whats[event.job.solution.name]] = reason_of(event.trace.evaluation) if failed else None
+            state: of.State = "ok" if event.trace.is_successful() else "broken"
+            found[whats[event.job.solution.name]] = state, reason_of(event.trace.evaluation)
         elif isinstance(event, JobFaulted):
-            found[whats[event.job.solution.name]] = event.message
+            found[whats[event.job.solution.name]] = "broken", event.message
     return found
 
 

@@ -74,17 +74,21 @@ def find_languages(languages: Mapping[str, str | None]) -> Iterator[Finding]:
             yield Finding(name, "note", f"cannot be built: {what}", advice.strip())
 
 
-def find_programs(tried: Mapping[str, str | None]) -> Iterator[Finding]:
+def find_programs(tried: Mapping[str, tuple[State, str]]) -> Iterator[Finding]:
     """Say in which ways solutions can be compiled, loaded and called.
 
     Args:
-        tried: way of compiling or calling → why it does not work; None if it works.
+        tried: way of compiling or calling → its state, and why it does not work.
     """
-    works = [what for what, reason in tried.items() if reason is None]
+    works = [what for what, (state, _) in tried.items() if state == "ok"]
     if works:
         yield Finding("programs", "ok", f"{', '.join(works)}: a program of ours was built, loaded and called")
-    for reason in dict.fromkeys(filter(None, tried.values())):
+    for reason in dict.fromkeys(reason for state, reason in tried.values() if state == "broken"):
         yield Finding("programs", "broken", reason, "see what it says")
+    for what, (state, reason) in tried.items():
+        if state == "note":
+            lacks, _, advice = reason.partition(";")
+            yield Finding("programs", "note", f"{what}: {lacks}", advice.strip())
 
 
 def find_confinement(sandbox: Sandbox, asked_for: Level) -> Iterator[Finding]:

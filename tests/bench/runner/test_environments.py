@@ -1,6 +1,7 @@
 """Which variables reach a session, its workers, a solution, and a program that compiles ahead."""
 
 import re
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -28,13 +29,20 @@ CACHE = Path("/cache")
 
 
 def test_a_session_sees_its_device_and_this_package_and_no_secret():
-    own = {"CUDA_VISIBLE_DEVICES": "0,1", "TRITON_INTERPRET": "1", "OMP_WAIT_POLICY": "active", "PYTHONPATH": "/mine"}
+    own = {
+        "CUDA_VISIBLE_DEVICES": "0,1",
+        "TRITON_INTERPRET": "1",
+        "OMP_WAIT_POLICY": "active",
+        "PYTHONPATH": "/mine",
+        "PATH": "/own",
+    }
     on_gpu = session_environment(own | SECRETS | {"AUTHOR": "x", "EDITOR": "vi"}, GPU, interpret_triton=True)
     assert (on_gpu["CUDA_VISIBLE_DEVICES"], on_gpu["CUDA_DEVICE_ORDER"]) == ("GPU-1234", "PCI_BUS_ID")
     assert not {"TRITON_INTERPRET", "AUTHOR", *SECRETS} & on_gpu.keys()
     first, second = on_gpu["PYTHONPATH"].split(":")
     assert (Path(first) / "flashinfer_bench" / "__init__.py").is_file()
     assert (second, on_gpu["PYTHONSAFEPATH"], on_gpu["EDITOR"]) == ("/mine", "1", "vi")
+    assert on_gpu["PATH"] == f"/own:{sysconfig.get_path('scripts')}"
     on_cpu = session_environment(own, CPU, interpret_triton=True)
     assert (on_cpu["CUDA_VISIBLE_DEVICES"], on_cpu["TRITON_INTERPRET"]) == ("", "1")
     assert on_cpu["OMP_WAIT_POLICY"] == "active"
