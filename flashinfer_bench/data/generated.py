@@ -18,7 +18,7 @@ from flashinfer_bench.errors import UsageError
 Sizes = Mapping[str, Sequence[int]]
 """Axis → its sizes."""
 _NAMESPACE: Final = uuid.UUID("2b8c2a1e-7d1f-5c39-8a53-6e0b9a4f7c11")
-"""The namespace of the uuids of generated workloads. Equal workloads get equal uuids."""
+"""Namespace for uuids of generated workloads. Equal workloads get equal uuids."""
 
 
 def make_workloads(definition: Definition, sizes: Sizes, inputs: Mapping[str, Any]) -> list[Workload]:

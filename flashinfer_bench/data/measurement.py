@@ -29,11 +29,11 @@ BOUNDS: Final = {
 }
 """Source of a latency's lower bound → its description."""
 CONFIRMED: Final = "confirmed"
-"""The standing of a result of full assurance, which may take first place."""
+"""The standing of a result with full assurance. Such a result may take first place."""
 NOT_CONFIRMED: Final = "not confirmed"
 """The standing of all other GPU results, and of traces without a timing record."""
 INDICATIVE: Final = "CPU: indicative"
-"""The standing of a result of a CPU, which is never confirmed."""
+"""The standing of a CPU's result. Such a result is never confirmed."""
 LEAST_REPORTED: Final = 0.9
 """Minimum of the worker's reported latency divided by the recorded latency. Below it, the latency is never the best.
 For honest calls, the time measured from outside is within a tenth of the reported time."""

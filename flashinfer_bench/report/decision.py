@@ -1,4 +1,4 @@
-"""The rule for decisions on a ratio of times. It makes the interval of a ratio from the intervals of the times.
+"""The rule for decisions on a ratio of times. This module also makes a ratio's interval from those of its times.
 
 `compare`, `report diff`, `report history` and the pages use it. `assets/6_solution.js` has the same rule for two
 solutions that a reader selects, and a test checks that both agree. Ratios are compared as logarithms, so a factor of 2

@@ -23,7 +23,7 @@ MEANINGS: Final = {
     "no_sandbox": "the solution was judged without a sandbox, so it could reach all that its user can",
     QUICK: "a quick look, with few samples: it is never the best, and run --resume judges again",
 }
-"""Flags of the solution's time, then of the reference's time and of verdicts, in the order of the tables."""
+"""Flag → its meaning. Flags of the solution's time come first, then flags of the reference's time and of verdicts."""
 METHODS: Final = {"cupti": "CUPTI", "cuda_events": "CUDA events", "wall": "the wall clock"}
 """The display names of clocks."""
 

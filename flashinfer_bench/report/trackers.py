@@ -77,7 +77,7 @@ def _to_action(results: Iterable[Result]) -> list[dict[str, Any]]:
 
 
 def _to_pytorch(results: Iterable[Result]) -> list[dict[str, Any]]:
-    """Return the records of version 3 of PyTorch's benchmark database: one for each metric of a result."""
+    """Return records for version 3 of PyTorch's benchmark database: one for each metric of a result."""
     return [
         {
             "benchmark": {"name": "flashinfer_bench", "mode": "inference", "extra_info": _describe(item)},
