@@ -247,7 +247,7 @@ class Routine:
 CAPABILITIES: Final = ("7.5", "8.0", "8.6", "8.9", "9.0", "10.0", "10.3", "10.7", "11.0", "12.0", "12.1")
 """The compute capabilities of the support matrix."""
 ALL: Final = ("7.5", "8.0", "8.6", "8.9", "9.0", "10.0", "10.3", "12.0")
-"""What FlashInfer's documents name for kernels that run anywhere."""
+"""The capabilities that FlashInfer's documents list for kernels that run on every GPU."""
 AMPERE_ON: Final = ALL[1:]
 ADA_ON: Final = ALL[3:]
 HOPPER: Final = ("9.0",)
