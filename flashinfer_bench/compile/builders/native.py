@@ -47,8 +47,8 @@ DEVICE_LINK_FLAGS: Final = frozenset({"-rdc=true", "--rdc=true", "--relocatable-
 GCC_FLAGS: Final = ("-fmax-errors=20", "-fdiagnostics-color=never")
 """Flags of g++ that keep logs short."""
 SECONDS: Final = {"tvm-ffi": 4.0, "torch": 25.0, "cuda": 10.0, "cutlass": 40.0}
-"""Guessed seconds of compiling. Each file costs the time of its binding, each .cu file also "cuda", and a solution with
-CUTLASS "cutlass" once.
+"""Guessed seconds of compiling. Each file adds the time of its binding. Each .cu file also adds "cuda", and a solution
+with CUTLASS adds "cutlass" once.
 
 The guess decides only the order of builds."""
 SECONDS_A_BYTE: Final = 1e-4

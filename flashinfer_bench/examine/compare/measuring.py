@@ -194,7 +194,7 @@ def _run(
     while still := [one for one in series if one.is_open(threshold)]:
         blocks = [[(one, *block) for block in one.plan()] for one in still]
         longest = max(map(len, blocks))
-        # Workloads are interleaved by pairs.
+        # The pairs of different workloads are interleaved.
         interleaved = [block for at in range(0, longest, 2) for planned in blocks for block in planned[at : at + 2]]
         jobs = [replace(one.jobs[side], index=len(requested) + at) for at, (one, _, side) in enumerate(interleaved)]
         requested += interleaved

@@ -38,7 +38,7 @@ def measure_distance(quantiles: torch.Tensor) -> tuple[float, float]:
 
 
 def measure_chances(quantiles: torch.Tensor) -> dict[str, float]:
-    """Test quantiles [calls, rows]; return a p-value for each test of being uniform and independent."""
+    """Test whether quantiles [calls, rows] are uniform and independent; return a p-value for each test."""
     calls, rows = quantiles.shape
     result = {"shares": measure_shares(quantiles.reshape(1, -1)), "shares within a row": measure_shares(quantiles.T)}
     if calls > 1:  # Poisson test of draws in the group of the previous call's draw

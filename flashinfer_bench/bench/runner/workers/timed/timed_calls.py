@@ -260,7 +260,7 @@ class TimedCalls:
 
         Args:
             numbers: number of the call in each buffer.
-            chooses: False to keep no call by chance, only odd calls.
+            chooses: whether to keep calls by chance, besides the odd calls.
             outputs: existing copies of all buffers' outputs, as rows of bytes; None to copy them now.
             has_inputs: the buffers still hold the calls' inputs.
         """
