@@ -12,6 +12,7 @@ from flashinfer_bench.routines.table import ROUTINES, find_routine
 from tests.routines.judged import make_case
 
 ROWS = "--batch_size 2 --hidden_size 64"  # N = 128
+DIT = "--batch_size 2 --hidden_size 3"  # 6 rows of 3072
 ROPE = "--batch_size 2 --seq_len 3 --num_qo_heads 4 --num_kv_heads 2 --head_dim 8"  # T = 6
 VOCAB = "--batch_size 2 --vocab_size 10 --top_k 3"
 SIZES = "--m 4 --n 128 --k 256"
@@ -26,7 +27,18 @@ COUNTS = [
     ("rmsnorm", ROWS, 640, 256 + 128 + 256),
     ("rmsnorm_quant", ROWS, 640, 256 + 128 + 128 + 4),
     ("fused_add_rmsnorm_quant", ROWS, 768, 3 * 256 + 128 + 128 + 4),
+    ("fused_add_rmsnorm", ROWS, 768, 4 * 256 + 128),
+    ("gemma_rmsnorm", f"{ROWS} --num_heads 3", 3 * 640, 3 * 256 + 128 + 3 * 256),
+    ("gemma_fused_add_rmsnorm", ROWS, 768, 4 * 256 + 128),
+    ("layernorm_quant", ROWS, 896, 256 + 2 * 256 + 128 + 4),
+    ("fused_rmsnorm_silu", ROWS, 896, 256 + 128 + 256),
+    # x, residual and both outputs; the parts of the time embedding that are read, each with its row of the table
+    ("fused_dit_layernorm", DIT, 10 * 6 * 3072, 5 * 6 * 6144 + 3 * 12288),
+    ("fused_dit_layernorm", f"{DIT} --dit_mode gate_residual_scale_shift", 13 * 6 * 3072, 7 * 6 * 6144 + 3 * 12288),
+    ("fused_dit_layernorm", f"{DIT} --dit_mode residual_scale_shift", 11 * 6 * 3072, 6 * 6 * 6144 + 2 * 12288),
+    ("fused_qk_rmsnorm_rope", f"{ROWS} --num_heads 1 --ppf 2 --pph 3 --ppw 1", 10 * 768, 6 * 2 * 768 + 2 * 128),
     ("rmsnorm_fp4quant", ROWS, 640, 256 + 128 + 64 + 8 + 4),
+    ("add_rmsnorm_fp4quant", f"{ROWS} --output_both_sf_layouts", 768, 3 * 256 + 128 + 64 + 2 * 8 + 4),
     ("add_rmsnorm_fp4quant", f"{ROWS} --out_dtype mxfp4", 768, 3 * 256 + 128 + 64 + 4 + 4),
     # quantisation: x, out, block scales, global scale
     ("mxfp8_quantize", "--m 2 --k 64", 384, 256 + 128 + 4),

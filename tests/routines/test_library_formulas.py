@@ -12,6 +12,7 @@ from flashinfer_bench.routines.case.generated_entry import generate_entry
 from flashinfer_bench.routines.code import moe_torch
 from flashinfer_bench.routines.table import find_routine
 from tests.routines.judged import JudgedRoutine, load, make_case
+from tests.routines.small import SMALL
 
 pytestmark = pytest.mark.cpu
 
@@ -24,6 +25,89 @@ def test_a_norm_multiplies_block_scales_by_the_global_one_and_uses_the_range_of_
     scales, plain = (job.honest(x, weight, one)[1].float() for one in (factor, factor**0))
     assert torch.allclose(scales, plain * factor, rtol=0.13)  # both are rounded to e4m3
     assert 16 < float(scales.median()) < float(scales.max()) <= 448
+
+
+def modulate(gate, scale, shift):
+    """Return a naive LayerNorm of a diffusion transformer, with these parts of the time embedding."""
+
+    def run(x, residual, temb, table, gamma=1, beta=0):
+        parts = (temb.double() + table.double()).unbind(2)
+        total = residual.double() + x.double() * (1 if gate is None else parts[gate])
+        deviation = (total.var(-1, correction=0, keepdim=True) + 1e-6).sqrt()
+        norm = (total - total.mean(-1, keepdim=True)) / deviation * gamma + beta
+        norm = norm if scale is None else norm * (1 + parts[scale]) + parts[shift]
+        return [total.bfloat16(), norm.bfloat16()]
+
+    return run
+
+
+def turn_video(qkv, q_weight, k_weight):
+    """Normalise tokens of 2 frames of 3 x 4 patches, round, then rotate pair by pair in 2 heads of 24 + 20 + 20."""
+    rows = qkv.view(2, 24, 3, 2, 64)
+    outputs = []
+    for x, weight in ((rows[:, :, 0].double(), q_weight), (rows[:, :, 1].double(), k_weight)):
+        norm = x / (x.square().mean((2, 3), keepdim=True) + 1e-6).sqrt() * weight.view(2, 64)
+        norm = norm.bfloat16().double()
+        turned = norm.clone()
+        for token in range(24):
+            for place, first, width in ((token // 12, 0, 24), (token // 4 % 3, 24, 20), (token % 4, 44, 20)):
+                for at in range(0, width, 2):
+                    angle = torch.tensor(place * 1e4 ** (-at / width))
+                    a, b = norm[:, token, :, first + at], norm[:, token, :, first + at + 1]
+                    turned[:, token, :, first + at] = a * angle.cos() - b * angle.sin()
+                    turned[:, token, :, first + at + 1] = a * angle.sin() + b * angle.cos()
+        outputs.append(turned.bfloat16())
+    return [*outputs, rows[:, :, 2].clone()]
+
+
+def round_twice(x, gamma, beta, scale):
+    norm = torch.nn.functional.layer_norm(x.float(), x.shape[-1:], gamma, beta, eps=1e-6).bfloat16().float()
+    return [(norm * (1 / scale)).clamp(-448, 448).to(torch.float8_e4m3fn)]
+
+
+DIT = "--batch_size 2 --hidden_size 2 --dit_mode"
+
+
+@pytest.mark.parametrize(
+    ("routine", "flags", "kernel"),
+    [
+        ("fused_dit_layernorm", f"{DIT} gate_residual_gamma_beta", modulate(2, None, None)),
+        ("fused_dit_layernorm", f"{DIT} gate_residual_scale_shift", modulate(5, 1, 0)),
+        ("fused_dit_layernorm", f"{DIT} residual_scale_shift", modulate(None, 4, 3)),
+        ("fused_qk_rmsnorm_rope", SMALL["fused_qk_rmsnorm_rope"], turn_video),
+        ("layernorm_quant", "--batch_size 64 --hidden_size 1024", round_twice),
+    ],
+)
+def test_a_norm_kernel_passes_with_its_own_roundings(routine, flags, kernel, tmp_path):
+    assert JudgedRoutine(routine, tmp_path, flags).status(kernel) == "PASSED"
+
+
+def normalise(out, input, weight, eps, enable_pdl):  # noqa: A002 (the library's name)
+    wide = input.float()
+    out.copy_(wide / (wide.square().mean(-1, keepdim=True) + eps).sqrt() * weight.float())
+
+
+def add_and_normalise(input, residual, weight, eps, enable_pdl):  # noqa: A002
+    normalise(input, residual.add_(input), weight, eps, enable_pdl)
+
+
+@pytest.mark.parametrize("backend", ["cuda", "cute-dsl"])
+@pytest.mark.parametrize("routine", ["rmsnorm", "fused_add_rmsnorm"])
+def test_the_cuda_kernels_of_a_norm_are_called_past_cute_dsl_and_inputs_stay(routine, backend, monkeypatch, tmp_path):
+    kernels = SimpleNamespace(rmsnorm=normalise, fused_add_rmsnorm=add_and_normalise)
+    norm = SimpleNamespace(norm=SimpleNamespace(get_norm_module=lambda: kernels))
+    monkeypatch.setitem(sys.modules, "flashinfer", norm if backend == "cuda" else kernels)
+    job = JudgedRoutine(routine, tmp_path)
+    solution = generate_entry(find_routine(routine), job.case, [backend]).solutions[backend]
+    kept = [one.clone() for one in job.inputs]
+
+    def run(*inputs):
+        outputs = [torch.empty_like(one) for one in job.baseline.outputs[0]]
+        load(solution)["run"](*inputs, *outputs)
+        return outputs
+
+    assert job.status(run) == "PASSED"
+    assert all(map(torch.equal, job.inputs, kept))
 
 
 @pytest.mark.parametrize("more", ["", "--quantized_input"])

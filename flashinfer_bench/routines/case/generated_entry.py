@@ -108,10 +108,10 @@ def _spec(tensor: Tensor) -> dict[str, Any]:
 def _solution(routine: Routine, case: Case, definition: Definition, backend: str) -> Solution:
     is_torch, is_dps, text, mark = backend == TORCH, False, definition.reference, ""
     if not is_torch:
-        if case.call:
-            is_dps = not case.outputs.keys().isdisjoint(re.findall(r"\w+", case.call))
+        if call := case.call if isinstance(case.call, str) else case.call[backend]:
+            is_dps = not case.outputs.keys().isdisjoint(re.findall(r"\w+", call))
             taken = [*case.inputs, *(case.outputs if is_dps else ())]
-            text = CALL.format(", ".join(taken), "" if is_dps else "return ", case.call)
+            text = CALL.format(", ".join(taken), "" if is_dps else "return ", call)
         else:
             file, own = f"{routine.family}_flashinfer", f"{case.reference}_{backend.replace('-', '_')}"
             function = own if own in top_level(file) else case.reference

@@ -159,9 +159,9 @@ class Case:
     constants: Mapping[str, Any] = field(default_factory=dict)
     """Values for constants of both modules. BACKEND is the backend's name. Each flag is a constant of the same name in
     capitals."""
-    call: str = ""
-    """The library's call as one expression, for a routine without a function in `*_flashinfer`. An expression that
-    names an output writes to the outputs; any other expression returns them."""
+    call: str | Mapping[str, str] = ""
+    """The library's call as one expression, for a routine without a function in `*_flashinfer`; or backend → its call.
+    An expression that names an output writes to the outputs; any other expression returns them."""
     axes: Mapping[str, int] = field(default_factory=dict)
     """Axis of shapes → its size. An axis with the name of a flag gets the flag's value."""
     flops: float = 0

@@ -30,8 +30,8 @@ def test_the_commands_of_the_documents_make_a_case(command):
     assert routine.make_case(args).reference
 
 
-def test_the_table_has_the_45_routines_of_the_documents_and_all_are_in_the_sample():
-    assert [len(family.ROUTINES) for family in FAMILIES] == [4, 4, 4, 1, 5, 4, 15, 8]
+def test_the_table_has_the_routines_of_the_documents_and_all_are_in_the_sample():
+    assert [len(family.ROUTINES) for family in FAMILIES] == [4, 4, 4, 1, 12, 4, 15, 8]
     requests = ask("", testlist=SAMPLE)
     assert [request.problem for request in requests if request.problem] == []
     assert {request.named for request in requests} == {*ROUTINES}
@@ -106,6 +106,11 @@ HALF = "--q_dtype float16 --kv_dtype float16"
         ("apply_rope_with_cos_sin_cache", f"{ROPE} --head_dim 96", {}),
         ("rope_quantize_fp8", f"{ROPE} --head_dim 64 --no_rope_dim 48", {}),
         (APPEND, f"{ROPE} --head_dim 64 --no_rope_dim 48", {"cuda": "multiple of the 64"}),
+        ("gemma_rmsnorm", "--batch_size 2 --num_heads 2 --hidden_size 64", {"cuda": "takes two dimensions"}),
+        ("fused_qk_rmsnorm_rope", "--batch_size 1 --num_heads 1 --hidden_size 96", {"cuda": "64, 128, 256"}),
+        ("fused_qk_rmsnorm_rope", "--batch_size 1 --num_heads 40 --hidden_size 2560", {"cuda": "32 heads"}),
+        ("rmsnorm_fp4quant", "--batch_size 2 --hidden_size 64 --output_both_sf_layouts", {"cute-dsl": "one layout"}),
+        ("add_rmsnorm_fp4quant", "--batch_size 2 --hidden_size 64 --output_both_sf_layouts", {}),
         ("nvfp4_quantize", "--m 8 --k 64 --sf_vec_size 32", {"cuda": "--sf_vec_size 32: its kernel takes 16"}),
         ("nvfp4_quantize", "--m 8 --k 64 --do_shuffle", {"cuda": "--do_shuffle"}),
     ],
@@ -128,6 +133,13 @@ MOE = SMALL["cutlass_fused_moe"].replace("--cutlass_variant nvfp4", "")
         (QUANTISING_ROPE, f"{ROPE} --head_dim 64 --rotary_dim 96 --no_rope_dim 16", "it has to be 96 or 112"),
         (QUANTISING_ROPE, f"{ROPE} --head_dim 128 --rotary_dim 64", "it has to be 64$"),
         (["trtllm_fp8_block_scale_moe"], f"{MOE} --routing_method renormalize --n_group 2", "implies DeepSeekV3"),
+        (
+            ["layernorm_quant", "fused_dit_layernorm"],
+            "--batch_size 2 --hidden_size 64 --input_dtype float16",
+            "float16",
+        ),
+        (["fused_add_rmsnorm", "rmsnorm_quant"], "--batch_size 2 --hidden_size 64 --num_heads 2", "two dimensions"),
+        (["fused_qk_rmsnorm_rope"], "--batch_size 2 --hidden_size 64", "--num_heads is missing"),
         (["rmsnorm_fp4quant"], "--batch_size 2 --hidden_size 64 --out_dtype mxfp4 --is_sf_swizzled_layout", "padding"),
     ],
 )
