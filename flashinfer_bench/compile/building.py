@@ -334,7 +334,7 @@ class Build:
 
 
 def is_full(folder: Path) -> bool:
-    """Return whether the disk of a folder is full, or nearly so, or its user's quota is."""
+    """Return whether the disk of a folder is full or nearly full, or the quota of its user is used up."""
     try:
         room = os.statvfs(folder)
         with tempfile.TemporaryFile(dir=folder) as file:

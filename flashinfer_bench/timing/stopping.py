@@ -33,7 +33,7 @@ agree by chance."""
 EXTRA_SHARE: Final = 3
 """A batch of extra samples has the requested number of samples, divided by this."""
 QUICK_S: Final = 0.002
-"""A call whose sample takes at most this is quick: all its samples are taken in one batch."""
+"""A call whose sample takes at most this many seconds is quick: all its samples are taken in one batch."""
 BATCH_SHARE: Final = 1 / 8
 """Share of the remaining time that one batch of a slow call may take. Some calls become slower while they are timed."""
 

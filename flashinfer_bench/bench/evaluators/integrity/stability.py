@@ -174,7 +174,7 @@ def call_rounded(
     """Yield a reference's outputs for inputs with random rounding errors, at most MOST_DRAWS times within TIME_LIMIT_S.
 
     Each draw also changes the order of equal values. If the reference makes choices, the second item has its outputs
-    for the unchanged inputs, with this order of equal values; else it is None.
+    for the unchanged inputs in this order of equal values. Else the second item is None.
     """
     spent_s = 0.0
     for draw in range(MOST_DRAWS):

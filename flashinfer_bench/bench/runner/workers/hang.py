@@ -49,7 +49,7 @@ class CallWatch:
 
     Args:
         worker: makes the calls.
-        quiet_s: a first call counts as hung if it only runs its own code for this many seconds.
+        quiet_s: a first call counts as hung if only the solution's own code runs for this many seconds.
     """
 
     worker: WorkerProcess
