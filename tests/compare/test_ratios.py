@@ -2,10 +2,13 @@
 
 from math import exp, log
 from random import Random
+from types import SimpleNamespace
 
 import pytest
 
+from flashinfer_bench.examine.compare.measuring import PairSeries
 from flashinfer_bench.examine.compare.result import Comparison, Ratio, Row, join_ratios, ratio_of_pairs
+from tests.report.made import CPU, GPU, on
 
 
 def test_the_interval_of_pairs_is_students():
@@ -75,3 +78,33 @@ def test_an_undecided_comparison_names_the_budget_that_decides(logs, said):
     assert found.need == said
     counted = f" ({said.partition(':')[0]})" if "--budget" in said else ""
     assert found.describe(row)[1] == (f"cannot tell yet{counted}" if said else "slower")
+
+
+@pytest.mark.parametrize(
+    ("record", "flags", "disturbed", "steady"),
+    [
+        (CPU, ["noisy"], 2, True),
+        (CPU, ["noisy"], 3, False),
+        (CPU, ["unconfirmed"], 3, False),
+        (CPU, ["constant_output"], 8, True),
+        (GPU, ["noisy"], 8, True),
+    ],
+)
+def test_equal_code_on_a_cpu_under_load_is_not_called_faster(record, flags, disturbed, steady):
+    series = PairSeries("", (None, None))
+    times = (0.9, 0.94, 0.88, 0.93)
+    for pair, time in enumerate(times):
+        for side, latency in enumerate((1.0, time)):
+            hit = {"flags": flags if 2 * pair + side < disturbed else []}
+            evaluation = on(latency=latency, record=record | hit).evaluation
+            series.record(pair, side, SimpleNamespace(evaluation=evaluation, device=SimpleNamespace(name="it")))
+    ratio = series.ratio()
+    assert (ratio.is_steady, series.is_open(0.02)) == (steady, not steady)
+    assert ratio.log_half == pytest.approx(ratio_of_pairs(list(map(log, times))).log_half * (1 if steady else 2))
+    row = Row("d", "w", pairs_ms=series.times(), ratio=ratio)
+    found = Comparison([row], 0.02, "measured", "it", 60.0)
+    quieter = "a quieter machine, since many times are noisy or unconfirmed"
+    words = ("faster", "") if steady else ("cannot tell yet (unsteady times)", quieter)
+    assert (found.describe(row)[1], found.need) == words
+    document = found.document(("a", "b"), [])
+    assert [one["steady"] for one in (*document["rows"], document["overall"])] == [steady] * 2

@@ -29,6 +29,8 @@ from flashinfer_bench.data.measurement import ReportedTrace, read_reported
 from flashinfer_bench.examine.compare.result import (
     INTERIM_LEVELS,
     MOST_PAIRS,
+    UNSTEADY,
+    UNSTEADY_SHARE,
     Comparison,
     Ratio,
     Row,
@@ -41,6 +43,7 @@ from flashinfer_bench.report.comparable import comparison_keys, find_difference
 from flashinfer_bench.report.decision import UNKNOWN
 from flashinfer_bench.report.intervals import latency_of
 from flashinfer_bench.report.verdict import first_reason, reason_of
+from flashinfer_bench.timing.measurement import WALL
 
 TICK_S: Final = 0.2
 """Seconds between two checks of the budget. No budget is exceeded by more than this."""
@@ -74,7 +77,10 @@ class PairSeries:
 
     def ratio(self) -> Ratio:
         """Return B over A. At least one pair must be complete."""
-        return ratio_of_pairs([math.log(b / a) for a, b in self.times()])
+        blocks = [block.measurement for side in self.reported for block in side]
+        disturbed = sum(one.method == WALL and not UNSTEADY.isdisjoint(one.flags) for one in blocks)
+        is_steady = disturbed <= UNSTEADY_SHARE * len(blocks)
+        return ratio_of_pairs([math.log(b / a) for a, b in self.times()], is_steady=is_steady)
 
     def is_open(self, threshold: float) -> bool:
         """Return whether more pairs are needed."""

@@ -54,6 +54,11 @@ MANY: Final = 1e9
 """Degrees of freedom of an error that is exactly known."""
 BUDGET_STEP_S: Final = 10
 """A proposed budget is a multiple of this many seconds."""
+UNSTEADY: Final = frozenset({"noisy", "unconfirmed"})
+"""On a CPU, the flags of a block that other programs disturbed."""
+UNSTEADY_SHARE: Final = 0.25
+"""A series is unsteady if a larger share of its blocks was disturbed. A block or two may be so on an idle machine."""
+LOADED: Final = "a quieter machine, since many times are noisy or unconfirmed"
 LIMIT_TOO_SMALL: Final = f"a quieter machine or a larger --threshold, since {MOST_PAIRS} pairs, the limit, are too few"
 
 
@@ -70,6 +75,8 @@ class Ratio:
     """Degrees of freedom of that error."""
     pairs: int = 0
     """Pairs of blocks; 0 for recorded traces."""
+    is_steady: bool = True
+    """False if other programs disturbed the blocks. The interval is then that of a single pair."""
 
     @property
     def ratio(self) -> float:
@@ -87,13 +94,13 @@ class Ratio:
         return decide(self.log_mean, self.log_half, threshold)
 
     def pairs_needed(self, threshold: float) -> int | None:
-        """Estimate how many more pairs are needed until an analysis decides. None if the ratio is decided, or if the
-        last analysis has too few pairs.
+        """Estimate how many more pairs are needed until an analysis decides. None if the ratio is decided or unsteady,
+        or if the last analysis has too few pairs.
 
         The half width of the interval must become smaller than the distance from the ratio to a bound. The bound is the
         threshold if the ratio is within the threshold, else 1.
         """
-        if not self.pairs or self.decide(threshold) != UNKNOWN:
+        if not (self.pairs and self.is_steady) or self.decide(threshold) != UNKNOWN:
             return None
         if self.log_half is None:
             return self._pairs_until(min(INTERIM_LEVELS))
@@ -127,19 +134,22 @@ def recorded_ratio(log_mean: float, log_half: float | None) -> Ratio:
     return Ratio(log_mean, log_half, (log_half or 0.0) / student_quantile(0.95, MANY))
 
 
-def ratio_of_pairs(logs: Sequence[float], level: float | None = None) -> Ratio:
+def ratio_of_pairs(logs: Sequence[float], level: float | None = None, *, is_steady: bool = True) -> Ratio:
     """Return the ratio of pairs of blocks.
+
+    Load comes and goes, so disturbed pairs are not independent. Then more pairs do not make the interval narrower.
 
     Args:
         logs: the logarithm of B over A of each pair; at least one.
         level: confidence level of the interval; None for the level of the analysis.
+        is_steady: whether the pairs are independent.
     """
     count = len(logs)
     if count < 2:
         return Ratio(fmean(logs), None, pairs=count)
-    error = sqrt(variance(logs) / count)
+    error = sqrt(variance(logs) / (count if is_steady else 1))
     half = student_quantile(level or level_at(count), count - 1) * error
-    return Ratio(fmean(logs), half, error, count - 1, count)
+    return Ratio(fmean(logs), half, error, count - 1, count, is_steady)
 
 
 def join_ratios(ratios: Sequence[Ratio]) -> Ratio:
@@ -158,7 +168,7 @@ def join_ratios(ratios: Sequence[Ratio]) -> Ratio:
     total = sum(parts)
     freedom = total**2 / sum(part**2 / one.freedom for part, one in zip(parts, ratios, strict=True))
     half = student_quantile(level_at(max(one.pairs for one in ratios)), freedom) * sqrt(total)
-    return Ratio(mean, half, sqrt(total), freedom, pairs)
+    return Ratio(mean, half, sqrt(total), freedom, pairs, all(one.is_steady for one in ratios))
 
 
 @dataclass(frozen=True)
@@ -249,7 +259,7 @@ class Comparison:
         for row in undecided:
             wanted = row.ratio.pairs_needed(self.threshold) if row.ratio is not None else min(INTERIM_LEVELS)
             if wanted is None:
-                return LIMIT_TOO_SMALL
+                return LIMIT_TOO_SMALL if row.ratio is None or row.ratio.is_steady else LOADED
             more += wanted
         budget = ceil(self.seconds * (1 + more / done) / BUDGET_STEP_S) * BUDGET_STEP_S
         return f"{more} more pairs: --budget {budget}"
@@ -274,6 +284,8 @@ class Comparison:
         if row.ratio.interval is not None:
             number += " ({:.3f} to {:.3f})".format(*row.ratio.interval)
         decision = row.ratio.decide(self.threshold)
+        if not row.ratio.is_steady:
+            return number, f"{decision} (unsteady times)"
         more = row.ratio.pairs_needed(self.threshold) if row.workload != OVERALL else None
         if decision == SAME:
             return number, f"same within {100 * self.threshold:.3g} %"
@@ -309,6 +321,7 @@ class Comparison:
             "ratio": ratio.ratio,
             "interval95": ratio.interval,
             "pairs": ratio.pairs or None,
+            "steady": ratio.is_steady if ratio.pairs else None,
             "decision": ratio.decide(self.threshold),
             "pairs_needed": ratio.pairs_needed(self.threshold),
         }
