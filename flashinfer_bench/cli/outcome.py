@@ -52,14 +52,13 @@ from flashinfer_bench.data.measurement import CONFIRMED, NOT_CONFIRMED, read_mea
 from flashinfer_bench.data.sets.results import list_results
 from flashinfer_bench.data.store.layout import traces_path
 from flashinfer_bench.report.blind import find_blind
-from flashinfer_bench.report.intervals import read_interval
+from flashinfer_bench.report.intervals import read_interval, read_speedup
 from flashinfer_bench.report.summary import (
     PairKey,
     best_by_workload,
     by_workload,
     count_statuses,
     mean_ratio,
-    measured_speedup,
     summarise,
 )
 from flashinfer_bench.report.timing import read_timing
@@ -407,6 +406,7 @@ def _verdict(trace: Trace) -> dict[str, Any]:
         return names
     compiled = read_reported(evaluation).baseline_compile
     performance, correctness, interval = evaluation.performance, evaluation.correctness, read_interval(evaluation)
+    speedup = read_speedup(evaluation)
     return {
         **names,
         "status": evaluation.status.value,
@@ -419,7 +419,8 @@ def _verdict(trace: Trace) -> dict[str, Any]:
         "timing": performance and asdict(read_timing([evaluation])),
         "interval95_ms": interval and [interval.low_ms, interval.high_ms],
         "interval": interval and interval.kind,
-        "speedup": measured_speedup(evaluation),
+        "speedup": speedup and speedup.value,
+        "speedup_interval95": speedup and speedup.interval,
         "baseline": _source_of_baseline(trace),
         "baseline_compile": structs.asdict(compiled) if compiled.mode else None,
         "correctness": correctness and correctness.to_dict(),

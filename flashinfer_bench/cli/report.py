@@ -52,6 +52,7 @@ from flashinfer_bench.cli.verdicts import (
     render_summary,
     render_times,
     sol_notes,
+    speedup_cell,
     standing_mark,
     standing_notes,
     summary_cells,
@@ -119,7 +120,7 @@ AUTHORS: Final[Cells] = {
     "Author": "{author}",
     "#Of fastest": lambda row: fill_cell("{fastest_share:%}", row) + standing_mark(row.standing),
     "#Score": "{score:x}",
-    "#Speed-up": "{speedup:mean}",
+    "#Speed-up": "{speedup:speedup}",
     "#Wins": "{win_rate:%}",
     **FIGURES,
     "#Passed": "{passed}/{workloads}",
@@ -129,10 +130,10 @@ GROUPS: Final[Cells] = {
     "#Definitions": "{definitions}",
     "#Solutions": "{solutions}",
     "#Passed": "{passed}/{judged}",
-    "#Speed-up": "{speedup:mean}",
+    "#Speed-up": "{speedup:speedup}",
     **FIGURES,
 }
-WINNERS: Final[Cells] = {"#Best on": "{workloads}/{of}", "#Speed-up": "{speedup:x}"}
+WINNERS: Final[Cells] = {"#Best on": "{workloads}/{of}", "#Speed-up": speedup_cell}
 WEIGHT_SHARES: Final[Cells] = {"#Of weight": "{weight_share:%}"}
 HISTORY: Final[Cells] = {
     "": lambda row: CHANGE_MARK if row.decision in (FASTER, SLOWER) else "",
@@ -140,7 +141,7 @@ HISTORY: Final[Cells] = {
     "Sources": "{digest}",
     "#Passed": "{passed}/{verdicts}",
     "#Latency": "{latency_ms:ms}",
-    "#Over before": "{ratio:mean}",
+    "#Over before": "{ratio:ratio}",
     "Decision": "{decision}",
     "Changed": "{changed:list}",
 }
@@ -151,7 +152,7 @@ DIFF: Final[Cells] = {
     "Decision": "{decision}",
     "#Old": "{old_ms:ms}",
     "#New": "{new_ms:ms}",
-    "#Ratio": "{ratio:mean}",
+    "#Ratio": "{ratio:ratio}",
     "Why": "{reason}",
 }
 

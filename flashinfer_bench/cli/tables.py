@@ -25,6 +25,7 @@ from typing import Any, Final, TextIO
 from flashinfer_bench.base.printable import to_printable
 from flashinfer_bench.cli.output import write_err, write_json, write_out
 from flashinfer_bench.errors import UsageError
+from flashinfer_bench.report.decision import half_share
 
 ABSENT: Final = "\u2013"
 """The cell of a missing number."""
@@ -214,18 +215,21 @@ def format_latency(latency_ms: float | None, half: float | None = None) -> str:
     if latency_ms is None:
         return ABSENT
     text = f"{latency_ms:.0f} ms" if latency_ms >= 99.95 else f"{latency_ms:#.3g} ms"
-    if half is None:
-        return text
-    return f"{text} ±{100 * half:.2g}%" if half < LARGEST_HALF else f"{text} ±100% or more"
+    return text + _format_half(half)
 
 
-def format_speedup(speedup: float | None) -> str:
-    """Return a speed-up as text."""
+def format_speedup(speedup: float | None, bounds: tuple[float, float] | None = None) -> str:
+    """Return a speed-up as text, and the half width of its interval in percent."""
     if speedup is None:
         return ABSENT
-    if speedup >= 100:
-        return f"{speedup:.0f}x"
-    return f"{speedup:.2f}x" if speedup >= 0.1 else f"{speedup:.2g}x"
+    text = f"{speedup:.0f}x" if speedup >= 100 else f"{speedup:.2f}x" if speedup >= 0.1 else f"{speedup:.2g}x"
+    return text + _format_half(bounds and half_share(*bounds))
+
+
+def _format_half(half: float | None) -> str:
+    if half is None:
+        return ""
+    return f" ±{100 * half:.2g}%" if half < LARGEST_HALF else " ±100% or more"
 
 
 def format_duration(seconds: float) -> str:
@@ -299,7 +303,7 @@ def _as_text(value: Any) -> str:
     return str(len(value) if isinstance(value, list) else value)
 
 
-def _format_mean(mean: Any) -> str:
+def _format_ratio(mean: Any) -> str:
     return format_speedup(mean.value) + ("" if mean.low is None else f" ({mean.low:.3g}-{mean.high:.3g})")
 
 
@@ -308,7 +312,8 @@ FORMATS: Final[Mapping[str, Callable[[Any], str]]] = {
     "x": format_speedup,
     "ms": format_latency,
     "%": "{:.1%}".format,
-    "mean": _format_mean,
+    "ratio": _format_ratio,
+    "speedup": lambda mean: format_speedup(mean.value, mean.interval),
     "uuid": shorten_uuid,
     "list": "; ".join,
 }

@@ -34,8 +34,8 @@ from flashinfer_bench.cli.tables import (
 from flashinfer_bench.data import Evaluation
 from flashinfer_bench.data.measurement import INDICATIVE, NOT_CONFIRMED
 from flashinfer_bench.data.store.trace_lines import AnyTrace
-from flashinfer_bench.report.intervals import read_interval
-from flashinfer_bench.report.summary import BestRow, SummaryRow, WorkloadRow, measured_speedup
+from flashinfer_bench.report.intervals import read_interval, read_speedup
+from flashinfer_bench.report.summary import BestRow, SummaryRow, WorkloadRow
 from flashinfer_bench.report.timing import Timing, describe_bounds, describe_flag, describe_ways, flags_of
 from flashinfer_bench.report.verdict import caveat_of, reason_of, to_one_line
 
@@ -106,12 +106,12 @@ def describe_verdict(evaluation: Evaluation) -> str:
         return f"{status}: {reason}" if reason else status
     if not performance.latency_ms:
         return f"{status} (not timed)"
-    speedup, interval = measured_speedup(evaluation), read_interval(evaluation)
+    speedup, interval = read_speedup(evaluation), read_interval(evaluation)
     half = interval.half_share if interval is not None and interval.kind else None
     return "".join(
         (
             f"{status} {format_latency(performance.latency_ms, half)}",
-            f", {format_speedup(speedup)}" if speedup is not None else "",
+            f", {format_speedup(speedup.value, speedup.interval)}" if speedup is not None else "",
             " (not a meaningful time)" if caveat_of(evaluation) is not None else "",
             " (it prints in its calls, which costs time)" if (evaluation.extra or {}).get(PRINTED) else "",
         )
@@ -239,6 +239,11 @@ def render_times(rows: Sequence[WorkloadRow], cells: Cells, lines: Sequence[Line
     return join_sections(_head(rows), render_grid(rows, cells, lines), notes)
 
 
+def speedup_cell(row: Any) -> str:
+    """Return the speed-up of a row with its interval."""
+    return format_speedup(row.speedup, row.speedup_interval95)
+
+
 def head_of(standings: Iterable[str]) -> str:
     """Return the line above a table of a set that only CPUs judged; empty for any other set."""
     return f"{INDICATIVE}\n\n" if set(standings) - {""} == {INDICATIVE} else ""
@@ -272,7 +277,7 @@ def _add_figures(rows: Sequence[SummaryRow], own: Cells) -> Cells:
         "Definition": lambda row: row.definition,
         **own,
         "#Latency": lambda row: _latency(row) + _caveat_mark(row, row.latency_ms),
-        "#Speed-up": lambda row: format_speedup(row.speedup) + _caveat_mark(row, row.speedup),
+        "#Speed-up": lambda row: speedup_cell(row) + _caveat_mark(row, row.speedup),
     }
     cells[SOL], cells[COMPILE] = SOL_CELL, "{compile_speedup:x}"
     if len({row.hardware for row in rows if row.hardware}) > 1:
@@ -288,7 +293,7 @@ def _render(rows: Sequence[SummaryRow], cells: Cells) -> str:
     for row in rows:
         lines.append([fill_cell(cell, row) for cell in cells.values()])
         names = [f"{TIE_MARK} {tie.solution}" for tie in row.ties[:MOST_TIES]]
-        times = [(_latency(tie), format_speedup(tie.speedup)) for tie in row.ties[:MOST_TIES]]
+        times = [(_latency(tie), speedup_cell(tie)) for tie in row.ties[:MOST_TIES]]
         if len(row.ties) > MOST_TIES:
             names, times = [*names, f"{TIE_MARK} and {len(row.ties) - MOST_TIES} more"], [*times, ("", "")]
         for name, (latency, speedup) in zip(names, times, strict=True):

@@ -47,6 +47,11 @@ def log_half_of(time: float, low: float, high: float) -> float | None:
     return max(log(high / time), log(time / low), 0.0) if time > 0 and low > 0 and high > 0 else None
 
 
+def half_share(low: float, high: float) -> float:
+    """Return half the width of an interval, as a share of its midpoint."""
+    return (high - low) / (high + low or 1.0)
+
+
 def join_halves(halves: Sequence[float | None]) -> float | None:
     """Return half the interval of a sum, given half the interval of each independent term. None if a term has no
     interval."""

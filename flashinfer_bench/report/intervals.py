@@ -7,16 +7,16 @@ the default run-to-run variation of its kind of device.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from flashinfer_bench.data.evaluation import as_time
-from flashinfer_bench.data.measurement import Measurement, read_measurement
+from flashinfer_bench.data.measurement import Measurement, ReportedTrace, read_measurement, read_reported
 from flashinfer_bench.data.sets.results import UNMEASURED, Result
 from flashinfer_bench.data.sets.weights import weighted_mean
 from flashinfer_bench.data.store.trace_lines import AnyEvaluation
-from flashinfer_bench.report.decision import join_halves, log_half_of
+from flashinfer_bench.report.decision import half_share, join_halves, log_half_of
 from flashinfer_bench.timing.between_workers import default_spread, widened_interval
 
 LARGEST_LOG: Final = 700.0
@@ -35,7 +35,7 @@ class TimeInterval:
     @property
     def half_share(self) -> float:
         """Half its width as a share of its midpoint."""
-        return (self.high_ms - self.low_ms) / (self.high_ms + self.low_ms or 1.0)
+        return half_share(self.low_ms, self.high_ms)
 
     def meets(self, other: TimeInterval) -> bool:
         """Return whether two intervals overlap."""
@@ -50,6 +50,11 @@ class MeanRatio:
     value: float
     low: float | None
     high: float | None
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """Both bounds."""
+        return None if self.low is None or self.high is None else (self.low, self.high)
 
 
 def latency_of(evaluation: AnyEvaluation) -> float | None:
@@ -72,10 +77,26 @@ def half_of(result: Result) -> float | None:
     return _half(result.latency_ms, interval_of(result))
 
 
-def speedup_half_of(result: Result) -> float | None:
-    """Return half the interval of a speed-up, as a logarithm, from the intervals of both times."""
-    reference = _interval(result.reference_ms, result.reported.baseline, result.measurement.method)
-    return join_halves([half_of(result), _half(result.reference_ms, reference)])
+def mean_speedup(results: Iterable[Result]) -> MeanRatio | None:
+    """Return the geometric mean of the known speed-ups; None if none is known.
+
+    It has an interval if those of all times are recorded, and if the reference is the baseline.
+    """
+    known = [(item.speedup, item) for item in results if item.speedup]
+    halves = [
+        _speedup_half(item.latency_ms, item.reference_ms, item.reported) if item.baseline_ms is None else None
+        for _, item in known
+    ]
+    return mean_of([speedup for speedup, _ in known], halves, [item.weight for _, item in known])
+
+
+def read_speedup(evaluation: AnyEvaluation) -> MeanRatio | None:
+    """Return the speed-up of a verdict over the reference; None without a latency, or without a measured reference."""
+    performance = evaluation.performance or UNMEASURED
+    latency_ms, reference_ms = as_time(performance.latency_ms), as_time(performance.reference_latency_ms)
+    if not (latency_ms and reference_ms):
+        return None
+    return mean_of([reference_ms / latency_ms], [_speedup_half(latency_ms, reference_ms, read_reported(evaluation))])
 
 
 def mean_of(
@@ -93,20 +114,29 @@ def mean_of(
     weights = weights or [1.0] * len(ratios)
     centre = weighted_mean(list(zip(map(math.log, ratios), weights, strict=True)))
     half = join_halves([one and one * weight for one, weight in zip(log_halves, weights, strict=False)])
+    value = math.exp(centre) if len(ratios) > 1 else ratios[0]
     if half is None:
-        return MeanRatio(math.exp(centre), None, None)
+        return MeanRatio(value, None, None)
     reach = half / math.fsum(weights)
-    return MeanRatio(math.exp(centre), math.exp(centre - reach), math.exp(min(centre + reach, LARGEST_LOG)))
+    return MeanRatio(value, math.exp(centre - reach), math.exp(min(centre + reach, LARGEST_LOG)))
 
 
-def _interval(time_ms: float | None, record: Measurement, clock: str = "") -> TimeInterval | None:
-    """Return the interval of a time from its record. `clock`, if given, replaces the method in the record."""
+def _interval(time_ms: float | None, record: Measurement) -> TimeInterval | None:
+    """Return the interval of a time from its record."""
     if time_ms is None:
         return None
     if record.bounds is not None and record.interval:
         return TimeInterval(*record.bounds, record.interval)
-    device = "cuda" if (clock or record.method) in ("cupti", "cuda_events") else "cpu"
+    device = "cuda" if record.method in ("cupti", "cuda_events") else "cpu"
     return TimeInterval(*widened_interval(time_ms, record.bounds, default_spread(device)), "")
+
+
+def _speedup_half(latency_ms: float | None, reference_ms: float | None, reported: ReportedTrace) -> float | None:
+    """Return half the interval of a speed-up, as a logarithm; None unless the intervals of both times are recorded."""
+    times = ((latency_ms, reported.measurement), (reference_ms, reported.baseline))
+    return join_halves(
+        [_half(time_ms, _interval(time_ms, record)) if record.interval else None for time_ms, record in times]
+    )
 
 
 def _half(time_ms: float | None, interval: TimeInterval | None) -> float | None:

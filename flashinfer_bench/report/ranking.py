@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import log
 from operator import attrgetter
 from statistics import fmean
 from typing import Any, Final, Literal
@@ -19,7 +20,7 @@ from flashinfer_bench.data.sets.results import Result, group, lowest_of, with_so
 from flashinfer_bench.data.sets.scores import score_of
 from flashinfer_bench.data.sets.weights import differ, weighted_geometric_mean, weighted_mean
 from flashinfer_bench.errors import UsageError
-from flashinfer_bench.report.intervals import MeanRatio, mean_of, speedup_half_of
+from flashinfer_bench.report.intervals import MeanRatio, mean_of, mean_speedup
 from flashinfer_bench.report.summary import BestRow, basis_of
 
 GroupKey = Literal["author", "op_type", "hardware"]
@@ -100,6 +101,8 @@ class WinnersRow:
     """Number of workloads that any solution passed."""
     speedup: float | None
     """Geometric mean of the speed-ups over the reference."""
+    speedup_interval95: tuple[float, float] | None
+    """Its 95 % interval."""
     weight_share: float
     """Sum of the weights of these workloads, as a share of the sum over all workloads that any solution passed."""
     weighted: bool
@@ -166,20 +169,24 @@ def count_winners(rows: Sequence[BestRow], key: GroupKey) -> list[WinnersRow]:
     """
     found, total, weighted = [], sum(row.weight for row in rows), differ(row.weight for row in rows)
     for name, items in group(rows, attrgetter(key)).items():
-        pairs = [(row.speedup, row.weight) for row in items if row.speedup is not None and row.timing_caveat is None]
-        mean = weighted_geometric_mean(pairs) if pairs else None
+        known = [(row.speedup, row) for row in items if row.speedup is not None and row.timing_caveat is None]
+        ends = [(speedup, row.speedup_interval95) for speedup, row in known]
+        halves = [bounds and log(bounds[1] / speedup) for speedup, bounds in ends]
+        mean = mean_of([speedup for speedup, _ in known], halves, [row.weight for _, row in known])
         share = sum(row.weight for row in items) / total
         standing = join_standings(row.standing for row in items)
         confirmed = standing == CONFIRMED
-        found.append(WinnersRow(name, len(items), len(rows), mean, share, weighted, standing, confirmed))
+        value, interval = (None, None) if mean is None else (mean.value, mean.interval)
+        found.append(WinnersRow(name, len(items), len(rows), value, interval, share, weighted, standing, confirmed))
     return sorted(found, key=lambda row: (-row.weight_share, row.group))
 
 
 def speedup_of(results: Iterable[Result], baseline: _Baseline = None) -> MeanRatio | None:
     """Return the geometric mean of ratios. It has an interval only if the reference is the baseline."""
+    if baseline is None:
+        return mean_speedup(item for item in results if item.is_ranked)
     ratios = _ratios(results, baseline)
-    halves = [speedup_half_of(item) for item, _ in ratios] if baseline is None else []
-    return mean_of([ratio for _, ratio in ratios], halves, [item.weight for item, _ in ratios])
+    return mean_of([ratio for _, ratio in ratios], [], [item.weight for item, _ in ratios])
 
 
 def roofline_share_of(results: Iterable[Result]) -> float | None:

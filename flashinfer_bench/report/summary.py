@@ -17,11 +17,10 @@ from typing import Final, Literal
 
 from flashinfer_bench.base.host import collector_paused
 from flashinfer_bench.data import TraceSet
-from flashinfer_bench.data.evaluation import EvaluationStatus, as_time
+from flashinfer_bench.data.evaluation import EvaluationStatus
 from flashinfer_bench.data.measurement import CONFIRMED, join_standings, lead_confirmed
 from flashinfer_bench.data.sets.results import (
     RANKING,
-    UNMEASURED,
     Result,
     find_latest,
     group,
@@ -29,8 +28,8 @@ from flashinfer_bench.data.sets.results import (
     mean_sol_score,
 )
 from flashinfer_bench.data.sets.weights import differ, weighted_geometric_mean
-from flashinfer_bench.data.store.trace_lines import AnyEvaluation, AnyTrace
-from flashinfer_bench.report.intervals import MeanRatio, TimeInterval, half_of, interval_of, latency_of, mean_of
+from flashinfer_bench.data.store.trace_lines import AnyTrace
+from flashinfer_bench.report.intervals import MeanRatio, TimeInterval, half_of, interval_of, mean_of, mean_speedup
 from flashinfer_bench.report.timing import QUICK, Timing, count_timing
 from flashinfer_bench.report.verdict import caveat_in, reason_of
 
@@ -71,6 +70,8 @@ class SummaryRow:
     """Median over the passed workloads; None if none passed."""
     speedup: float | None
     """Geometric mean over the passed workloads with a measured reference; None without such workloads."""
+    speedup_interval95: tuple[float, float] | None
+    """The 95 % interval of the speed-up; None if a time has no recorded interval."""
     timing_caveat: str | None
     """Why one of the latencies is not meaningful; None if all are meaningful."""
     timing: Timing
@@ -244,12 +245,6 @@ def count_statuses(traces: Iterable[AnyTrace]) -> dict[str, int]:
     return {status.value: counts[status] for status in EvaluationStatus if counts[status]}
 
 
-def measured_speedup(evaluation: AnyEvaluation) -> float | None:
-    """Return the speed-up over the reference; None without a latency, or without a measured reference."""
-    latency, reference = latency_of(evaluation), as_time((evaluation.performance or UNMEASURED).reference_latency_ms)
-    return reference / latency if reference and latency else None
-
-
 def _row(
     items: Sequence[Result], key: tuple[str, str, str] | None = None, expected: Mapping[str, float] | None = None
 ) -> SummaryRow:
@@ -263,6 +258,7 @@ def _row(
     standing = join_standings(record.standing for record in records)
     definition, solution, hardware = key or _key(items[0])
     judged = {item.workload for item in items}
+    speedup = mean_speedup(passed)
     pending = [weight for uuid, weight in (expected or {}).items() if uuid not in judged]
     return SummaryRow(
         definition=definition,
@@ -272,7 +268,8 @@ def _row(
         judged=len(items),
         pending=len(pending),
         latency_ms=median(latencies) if latencies else None,
-        speedup=mean_ratio((item.speedup, item.weight) for item in passed),
+        speedup=None if speedup is None else speedup.value,
+        speedup_interval95=None if speedup is None else speedup.interval,
         timing_caveat=next(filter(None, map(caveat_in, records)), None),
         timing=count_timing([item.reported for item in measured]),
         failures=_group_failures(item for item in items if not item.is_passed),

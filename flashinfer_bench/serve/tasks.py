@@ -29,7 +29,7 @@ from flashinfer_bench.bench.engine import Engine
 from flashinfer_bench.bench.task import Task
 from flashinfer_bench.data import Solution, Trace
 from flashinfer_bench.errors import EngineClosed, Fault, FlashInferBenchError, QueueFull
-from flashinfer_bench.report.summary import measured_speedup
+from flashinfer_bench.report.intervals import read_speedup
 from flashinfer_bench.serve.limits import ServeLimits
 from flashinfer_bench.serve.store import OPEN, TaskRow, TaskStore
 
@@ -348,5 +348,6 @@ def _verdict_event(trace: Trace) -> Event:
     if (evaluation := trace.evaluation) is not None:
         event["status"] = evaluation.status.value
         event["latency_ms"] = evaluation.performance.latency_ms if evaluation.performance is not None else None
-        event["speedup"] = measured_speedup(evaluation)
+        speedup = read_speedup(evaluation)
+        event["speedup"] = speedup and speedup.value
     return event

@@ -18,11 +18,12 @@ from flashinfer_bench.cli.tables import (
     render_table,
     shorten_uuid,
 )
-from flashinfer_bench.cli.verdicts import cut_reason, name_jobs, render_best, render_summary
+from flashinfer_bench.cli.verdicts import cut_reason, describe_verdict, name_jobs, render_best, render_summary
 from flashinfer_bench.data.issue import LoadIssue
 from flashinfer_bench.report.summary import best_by_workload, summarise
 from tests.cli.fake_engine import CPU, finished, make_jobs, play_run, write_small_set
 from tests.kit import make_trace, make_workload
+from tests.report import made
 
 UNREAL = {"measurement": {"meaningful": False, "reason": "an interpreter ran it"}}
 HOSTILE = "f\x1b]0;title\x07\x1b[2J\u202e\r"
@@ -111,6 +112,17 @@ def test_tables_say_how_times_came_about_and_what_is_flagged():
     assert "z flag_" in shown([many])
 
 
+def test_a_table_of_a_terminal_has_the_intervals_of_speedups(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    wide = {"half": 0.4, "baseline": {"interval95_ms": [4.0, 12.0], "interval": "workers"}}
+    traces = [made.on("w0", name, time, **wide) for name, time in (("s" * 40, 1.0), ("tied", 1.1))]
+    table = render_best(best_by_workload(traces), name_jobs(traces))
+    lines = table.splitlines()
+    ends = [line.split("  ")[-1] for line in lines if " ms" in line]
+    assert (max(map(len, lines)) <= 100, ends) == (True, ["8.00x ±70%", "7.27x ±70%"])
+    assert describe_verdict(traces[0].evaluation) == "PASSED 1.00 ms ±40%, 8.00x ±70%"
+
+
 def test_names_fold_to_the_width_and_numbers_do_not_and_columns_may_be_spared(monkeypatch):
     cells = {"Name": "{name}", "#Share": "{share:%}", "#Time": "{time:ms}", "None": "{nothing}"}
     row = {"name": "n" * 30, "share": 0.5, "time": 1.0, "nothing": None}
@@ -130,6 +142,7 @@ def test_names_fold_to_the_width_and_numbers_do_not_and_columns_may_be_spared(mo
         (format_latency(1234.5, 0.004), "1234 ms ±0.4%"),
         (format_latency(1.0, 0.996), "1.00 ms ±100% or more"),
         (format_speedup(0.0123), "0.012x"),
+        (format_speedup(123.4, (90.0, 110.0)), "123x ±10%"),
         (format_duration(59.7), "1:00"),
         (format_duration(3661), "1:01:01"),
         (shorten_uuid("01289041-aaaa-bbbb-cccc-000000000000"), "01289041"),

@@ -8,11 +8,13 @@ import pytest
 from flashinfer_bench.cli.main import cli as main
 from flashinfer_bench.data import TraceSet
 from flashinfer_bench.data.sets.results import list_results
-from flashinfer_bench.report.ranking import rank_by_author
+from flashinfer_bench.report.intervals import read_speedup
+from flashinfer_bench.report.ranking import count_winners, group_by, rank_by_author
 from flashinfer_bench.report.summary import best_by_definition, best_by_workload, summarise
 from tests.cli.fake_engine import write_small_set
 from tests.report.made import CPU, FULL, STANDARD, UNREAL, on, set_of
 
+REFERENCE = {"interval95_ms": [8 / 1.3, 8 * 1.3], "interval": "workers"}
 WAITS = {"flags": ["waits_inside"]}
 OLD = {"method": "cupti", "confirmed": True}
 
@@ -30,6 +32,37 @@ def test_a_row_has_median_latency_geometric_mean_and_missing_workloads():
     assert [(one.status, one.workloads) for one in row.failures] == [("TIMEOUT", ("d",)), ("RUNTIME_ERROR", ("e",))]
     assert (other.latency_ms, other.speedup, other.pending) == (1.0, None, 0)  # its reference was not measured
     assert (never.solution, never.judged, never.pending) == ("never_run", 0, 2)
+
+
+@pytest.mark.parametrize(
+    ("halves", "reference", "shown"),
+    [
+        ([0.1], REFERENCE, 1),
+        ([0.1, 0.1, 0.1, 0.1], REFERENCE, 2),
+        ([0.1, None], REFERENCE, None),
+        ([0.1], {"interval95_ms": [7.0, 9.0]}, None),  # of an older version
+        ([0.1], {}, None),
+    ],
+)
+def test_a_speedup_has_an_interval_if_both_times_have_one(halves, reference, shown):
+    """`shown`: the half of one workload over the half of the mean."""
+    traces = [on(f"w{at}", speedup=8.0, half=half, baseline=reference) for at, half in enumerate(halves)]
+    trace_set = set_of(*traces)
+    (row,), (author,) = summarise(traces), rank_by_author(list_results(trace_set, traces))
+    (winner,) = count_winners(best_by_workload(traces, trace_set=trace_set), "author")
+    (whole,) = group_by(list_results(trace_set, traces), "hardware")
+    found = [row.speedup_interval95, winner.speedup_interval95, author.speedup.interval, whole.speedup.interval]
+    if shown is None:
+        assert found == [None] * 4
+        return
+    half = math.hypot(math.log(1 / 0.9), math.log(1.3))
+    wanted = [8 * math.exp(sign * half / shown) for sign in (-1, 1)]
+    assert [list(bounds) for bounds in found] == [pytest.approx(wanted)] * 4
+    one = read_speedup(traces[0].evaluation)
+    assert (one.value, one.high) == (8.0, pytest.approx(8 * math.exp(half)))
+    trace_set.baseline_author = "by_x"
+    (against,) = summarise(traces, trace_set=trace_set)
+    assert (against.speedup, against.speedup_interval95) == (1.0, None)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from flashinfer_bench.data import Solution, TraceSet
 from flashinfer_bench.data.measurement import BOUNDS
 from flashinfer_bench.data.sets.results import Result, group, parse_time
 from flashinfer_bench.data.sets.weights import differ
-from flashinfer_bench.report.intervals import interval_of
+from flashinfer_bench.report.intervals import interval_of, mean_speedup
 from flashinfer_bench.report.pages.texts import colour, id_of
 from flashinfer_bench.report.ranking import FAST_P, rank_by_author, roofline_share_of, speedup_of
 from flashinfer_bench.report.summary import SummaryRow, summarise_results
@@ -104,12 +104,14 @@ def describe_definition(trace_set: TraceSet, name: str, everything: Sequence[Res
                 "name": solution,
                 "author": items[0].author,
                 "h": hardware.index(device),
+                "speedup": mean and asdict(mean),
                 "rows": [
                     [order[item.workload], item.status, *_numbers(item), item.is_ranked, item.standing, item.weight]
                     for item in items
                 ],
             }
             for (solution, device), items in group(results, attrgetter("solution", "hardware")).items()
+            for mean in [mean_speedup(item for item in items if item.measurement.meaningful)]
         ],
         "history": [
             [id_of(name, solution), hardware.index(device), order[workload], points]
@@ -150,10 +152,12 @@ def describe_solution(solution: Solution | None, results: Sequence[Result]) -> d
 
 
 def _numbers(item: Result) -> list[float | None]:
-    """Return latency, its interval, speed-up and share of the roofline. All are None if the time is not meaningful."""
-    interval = interval_of(item)
+    """Return latency, its interval, speed-up, share of the roofline, and the interval of the speed-up. All are None if
+    the time is not meaningful."""
+    interval, mean = interval_of(item), mean_speedup([item])
     bounds = (interval.low_ms, interval.high_ms) if interval is not None else (None, None)
     numbers = [item.latency_ms, *bounds, item.speedup, item.reported.roofline.share]
+    numbers += [mean and mean.low, mean and mean.high]
     return numbers if item.measurement.meaningful else [None] * len(numbers)
 
 
@@ -166,7 +170,7 @@ def _describe_verdict(result: Result, logs: dict[str, int]) -> dict[str, Any]:
         "max_absolute_error": getattr(evaluation.correctness, "max_absolute_error", None),
         "max_relative_error": getattr(evaluation.correctness, "max_relative_error", None),
     }
-    latency, low, high, speedup, share = _numbers(result)
+    latency, low, high, speedup, share, *ends = _numbers(result)
     reference = result.reference_ms if measured.meaningful else None
     libraries = list(evaluation.environment.libs.items())[:MOST_CHIPS]
     flags = flags_in(result.reported)[:MOST_CHIPS]
@@ -178,7 +182,7 @@ def _describe_verdict(result: Result, logs: dict[str, int]) -> dict[str, Any]:
         "reason": (caveat_in(measured) or "") if result.is_passed else reason_of(evaluation),
         "when": evaluation.timestamp,
         "ranked": result.is_ranked,
-        "n": [latency, low, high, reference, speedup, share],
+        "n": [latency, low, high, reference, speedup, share, *ends],
         "flags": flags if result.is_passed else [],
         "details": {word: value for word, value in details.items() if not isinstance(value, (list, dict))},
         "libs": ", ".join(f"{name} {version}" for name, version in libraries),

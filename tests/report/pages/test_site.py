@@ -66,4 +66,4 @@ def test_the_data_contain_the_latest_verdicts(tmp_path):
     assert (broken["verdicts"][0]["reason"], broken["logs"]) == ("boom", ["boom\nline two"])
     assert read(folder, "double", "ghost")["text"] is None
     verdict = read(folder, "double", "fast")["verdicts"][0]
-    assert (verdict["reason"], verdict["n"], verdict["ranked"]) == ("interpreted", [None] * 6, False)
+    assert (verdict["reason"], verdict["n"], verdict["ranked"]) == ("interpreted", [None] * 8, False)

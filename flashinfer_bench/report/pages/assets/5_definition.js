@@ -2,7 +2,7 @@
 "use strict";
 fibReport.definition = (() => {
   const { el, link, name, time, times, percent, withRange, counted, table, digits, captionOf, weightNote, unconfirmed, CONFIRMED } = fibReport;
-  const POINT = { workload: 0, status: 1, latency: 2, low: 3, high: 4, speedup: 5, share: 6, ranked: 7, standing: 8, weight: 9 };
+  const POINT = { workload: 0, status: 1, latency: 2, low: 3, high: 4, speedup: 5, share: 6, least: 7, most: 8, ranked: 9, standing: 10, weight: 11 };
 
   function code(pieces, label) {
     return el("pre", { tabindex: "0", role: "region", "aria-label": label }, el("code", null, pieces.map(([kind, text]) => (kind ? el("span", { class: `t-${kind}` }, text) : text))));
@@ -17,7 +17,7 @@ fibReport.definition = (() => {
     const middle = sorted.length / 2;
     return sorted.length ? (sorted[Math.ceil(middle) - 1] + sorted[Math.floor(middle)]) / 2 : null;
   }
-  const speed = (item) => { const found = item.rows.filter((row) => row[POINT.speedup] > 0); const sum = (part) => found.reduce((all, row) => all + row[POINT.weight] * part(row), 0); return found.length ? Math.exp(sum((row) => Math.log(row[POINT.speedup])) / sum(() => 1)) : null; };
+  const speed = (item) => item.speedup?.value;
   const latency = (item) => median(item.rows.map((row) => row[POINT.latency]).filter((value) => value !== null));
   const failure = (item) => (item.rows.find((row) => row[POINT.status] !== "PASSED") || [])[POINT.status];
   const standing = (item) => { const all = item.rows.map((row) => row[POINT.standing]); return all.includes(CONFIRMED) ? CONFIRMED : all.find(Boolean); };
@@ -84,7 +84,7 @@ fibReport.definition = (() => {
           { label: "Author", kind: "wide", value: (item) => item.author, cell: (item) => name(item.author) },
           { label: "Passed", kind: "wide", number: true, down: true, value: passed, cell: count },
           { label: "Latency", optional: true, number: true, hint: "median over the passed workloads", value: latency, cell: (item) => time(latency(item)) },
-          { label: "Speed-up", optional: true, number: true, down: true, hint: "over the reference: geometric mean over the passed workloads", value: speed, cell: (item) => times(speed(item)) },
+          { label: "Speed-up", optional: true, number: true, down: true, hint: "over the reference: geometric mean over the passed workloads, with its 95 % interval", value: speed, cell: (item) => withRange(times(speed(item)), item.speedup?.low, item.speedup?.high, times) },
         ],
       }),
       weightNote(new Set(all.flatMap((item) => item.rows.map((row) => row[POINT.weight]))).size > 1),
@@ -101,7 +101,7 @@ fibReport.definition = (() => {
           { label: "Workload", kind: "short", value: (row) => axesOf(row.workload), cell: (row) => workload(row.workload) },
           { label: "Fastest", kind: "short", value: (row) => row.first.item.name, cell: (row) => [link(`#/solution/${row.first.item.id}`, row.first.item.name), unconfirmed(row.first.row[POINT.standing])] },
           { label: "Latency", number: true, value: (row) => row.first.row[2], cell: (row) => withRange(time(row.first.row[2]), row.first.row[3], row.first.row[4], time) },
-          { label: "Speed-up", number: true, down: true, value: (row) => row.first.row[5], cell: (row) => times(row.first.row[5]) },
+          { label: "Speed-up", number: true, down: true, value: (row) => row.first.row[5], cell: (row) => withRange(times(row.first.row[5]), row.first.row[POINT.least], row.first.row[POINT.most], times) },
           { label: "Roofline", optional: true, number: true, down: true, hint: "share of the roofline", value: (row) => row.first.row[6], cell: (row) => percent(row.first.row[6]) },
           { label: "Ties", hint: "their intervals overlap the interval of the fastest, so the difference is not significant", value: (row) => row.ties.length, cell: (row) => el("span", null,
             row.ties.slice(0, 3).map(({ item }, at) => [at ? ", " : "", link(`#/solution/${item.id}`, item.name)]).flat(), row.ties.length > 3 ? ` and ${row.ties.length - 3} more` : "") },

@@ -45,7 +45,7 @@ fibReport.solution = (() => {
           ...(several ? [{ label: "Hardware", kind: "wide", value: (row) => row.hardware, cell: (row) => name(row.hardware) }] : []),
           { label: "Verdict", value: (row) => row.status, cell: (row) => el("span", null, status(row.status), row.reason ? el("small", { class: "range" }, name(row.reason)) : null) },
           { label: "Latency", number: true, value: (row) => row.n[0], cell: (row) => withRange(time(row.n[0]), row.n[1], row.n[2], time) },
-          { label: "Speed-up", number: true, down: true, value: (row) => row.n[4], cell: (row) => times(row.n[4]) },
+          { label: "Speed-up", number: true, down: true, value: (row) => row.n[4], cell: (row) => withRange(times(row.n[4]), row.n[6], row.n[7], times) },
           { label: "Reference", number: true, value: (row) => row.n[3], cell: (row) => time(row.n[3]) },
           { label: "Roofline", optional: true, hint: "share of the roofline", number: true, down: true, value: (row) => row.n[5], cell: (row) => percent(row.n[5]) },
           { label: "Flags", optional: true, value: (row) => row.flags.length || null, cell: (row) => el("span", null, row.flags.map((flag) => el("span", { class: "chip", title: meanings.get(flag) || null }, name(flag)))) },
