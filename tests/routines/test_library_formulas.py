@@ -172,6 +172,48 @@ def test_a_power_of_two_is_the_smallest_that_brings_its_block_within_the_limit(t
     assert torch.allclose(codes.view(8, 4, 32).double() * factor, x.view(8, 4, 32).double(), rtol=2**-4, atol=1e-2)
 
 
+@pytest.mark.parametrize(
+    ("routine", "flags", "block"),
+    [
+        ("mm_mxfp8", "--m 150 --n 40 --k 192", 32),
+        ("bmm_mxfp8", "--batch_size 3 --m 50 --n 70 --k 160", 32),
+        ("mm_bf16_fp4", "--m 5 --n 192 --k 112", 16),
+    ],
+)
+def test_scales_in_tiles_belong_to_the_blocks_that_the_library_reads(routine, flags, block, tmp_path):
+    job = JudgedRoutine(routine, tmp_path, flags)
+
+    def widen(values, scale):
+        if values.dtype == torch.float4_e2m1fn_x2:
+            codes = values.view(torch.uint8).int()
+            codes = torch.stack((codes % 16, codes // 16), dim=-1).flatten(-2)
+            sizes = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6], dtype=torch.float64)[codes % 8]
+            values = torch.where(codes < 8, sizes, -sizes)
+        rows = values.double().flatten(0, -2)
+        row = torch.arange(len(rows))[:, None]
+        column = torch.arange(rows.shape[1])[None] // block
+        wide = -(-rows.shape[1] // block // 4)
+        place = (row // 128 * wide + column // 4) * 512 + row % 32 * 16 + row % 128 // 32 * 4 + column % 4
+        return (rows * scale.flatten()[place].double()).view(values.shape)
+
+    def run(*inputs):
+        given = dict(zip(job.case.inputs, inputs, strict=True))
+        a, b = (widen(given[x], given[s]) if (s := f"{x}_scale") in given else given[x].double() for x in "ab")
+        return [(a @ b.mT * given.get("alpha", 1)).to(torch.bfloat16)]
+
+    assert job.status(run) == "PASSED"
+
+
+def test_a_row_of_nvfp4_has_a_scale_that_spreads_it_over_the_range(tmp_path):
+    job = JudgedRoutine("nvfp4_quantize", tmp_path, "--m 8 --k 256 --per_token_activation --global_scale 0.25")
+    x, factor = job.inputs
+    codes, blocks, rows = job.honest(x * torch.tensor([2.0**at for at in range(8)])[:, None].to(x.dtype), factor)
+    assert torch.equal(rows, (x.float().abs().amax(dim=1) * 0.25) * 2.0 ** torch.arange(8))
+    same_codes, same_blocks, _ = job.honest(x, factor)
+    assert torch.equal(codes.view(torch.uint8), same_codes.view(torch.uint8))
+    assert torch.equal(blocks, same_blocks)
+
+
 def test_deepseeks_experts_are_the_best_ones_of_the_best_groups(monkeypatch):
     for name, value in {"N_GROUP": 4, "TOPK_GROUP": 2, "TOP_K": 3}.items():
         monkeypatch.setattr(moe_torch, name, value)

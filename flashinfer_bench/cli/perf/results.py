@@ -71,7 +71,7 @@ status reason method cache_state samples flops bytes roofline_share roofline_bou
 max_absolute_error max_relative_error mat2_dtype autotune use_cuda_events num_iters dry_run_iters low_freq_factor
 high_freq_factor old_context_len real_math validate per_phase_timing setup_ms assurance bound burst_ms
 burst_resolution_ms relay_ms why_unconfirmed gpu_name compute_capability flashinfer_version torch_version testlist_line
-flags output_both_sf_layouts
+flags output_both_sf_layouts per_token_activation
 """
 COLUMNS: Final = (*DOCUMENTED.split(), *LATER.split(), *OWN.split())
 LOSS_HINT: Final = "free disk space or name another file, then run the missing cases again"

@@ -18,7 +18,8 @@ LIBRARY: Final = "flashinfer-python"
 NEEDS: Final[Mapping[str, tuple[str, str]]] = {
     "cudnn": ("cudnn", "nvidia-cudnn-frontend"),
     "cudnn-native": ("cudnn", "nvidia-cudnn-frontend"),
-    "cute-dsl": ("cutlass", "nvidia-cutlass-dsl"),
+    **dict.fromkeys(("cute-dsl", "tgv", "b12x"), ("cutlass", "nvidia-cutlass-dsl")),
+    "cutile": ("cuda.tile", "cuda-tile"),
 }
 """Backend → the module that it imports, and the package with this module."""
 PACKAGES: Final = (LIBRARY, "torch", "nvidia-cudnn-frontend", "nvidia-cutlass-dsl", "triton", "cupti-python")
@@ -51,7 +52,7 @@ def find_platform(device: str, capability: tuple[int, int] | None) -> Platform:
         device=device,
         capability=None if capability is None else f"{capability[0]}.{capability[1]}",
         versions={name: version for name in PACKAGES if (version := _version(name)) is not None},
-        modules=frozenset(name for name in wanted if util.find_spec(name) is not None),
+        modules=frozenset(name for name in wanted if util.find_spec(name.partition(".")[0]) and util.find_spec(name)),
     )
 
 
@@ -80,13 +81,14 @@ def _version(package: str) -> str | None:
 
 
 def resolve_backend(routine: str, backend: str, case: Case, capability: str | None) -> str:
-    """Return the library's backend for `auto`; return any other name unchanged. Only attention has `auto`.
+    """Return the library's backend for `auto`; return any other name unchanged.
 
-    Our call (`code/attention_flashinfer.py`) makes decoding use tensor cores, for which the library takes the prefill
-    kernels of fa2. Prefill takes fa3 on compute capability 9.0, except for an fp8 cache with wider queries. All other
-    cases take fa2.
+    In GEMM routines the name stays, because the library decides in the call. In attention, our call
+    (`code/attention_flashinfer.py`) makes decoding use tensor cores, for which the library takes the prefill kernels of
+    fa2. Prefill takes fa3 on compute capability 9.0, except for an fp8 cache with wider queries. All other cases take
+    fa2.
     """
-    if backend != "auto" or capability is None:
+    if backend != "auto" or capability is None or "kv_cache" not in case.inputs:
         return backend
     if "Decode" in routine:
         return "fa2_tc"

@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import torch
 
-from flashinfer_bench.routines.code.formats import by_blocks, by_columns, by_tiles
+from flashinfer_bench.routines.code.formats import by_blocks, by_columns, by_tiles, from_tiles
 
 OUT_DTYPE = "bfloat16"
 TILE_SIZE = 128
@@ -40,3 +40,40 @@ def mm_fp4(a, b, a_scale, b_scale, alpha):
     """a [m, k] times the transpose of b [n, k], both 4-bit floats with a scale for each block, times alpha."""
     product = by_tiles(a, a_scale) @ by_tiles(b, b_scale).T
     return (product * alpha).to(getattr(torch, OUT_DTYPE))
+
+
+def mm_bf16(a, b, *bias):
+    """a [m, k] times the transpose of b [n, k], plus the bias [n] if there is one."""
+    product = torch.nn.functional.linear(a.float(), b.float(), *(one.float() for one in bias))
+    return product.to(getattr(torch, OUT_DTYPE))
+
+
+def bmm_bf16(a, b):
+    """a [batch, m, k] times the transpose of b [batch, n, k]."""
+    return torch.stack([mm_bf16(x, y) for x, y in zip(a, b, strict=True)])
+
+
+def mm_fp8(a, b, alpha):
+    """a [m, k] times the transpose of b [n, k], times alpha."""
+    return mm_bf16(a, b.float() * alpha)
+
+
+def by_powers(values, scale):
+    """Scale fp8 rows: a power of two for each 32 elements of a row, in tiles; float32."""
+    rows, columns = values.shape
+    return by_columns(values, from_tiles(scale, rows, columns // 32).float(), 32)
+
+
+def mm_mxfp8(a, b, a_scale, b_scale):
+    """a [m, k] times the transpose of b [n, k], both fp8 with a power of two for each block."""
+    return mm_bf16(by_powers(a, a_scale), by_powers(b, b_scale))
+
+
+def bmm_mxfp8(a, b, a_scale, b_scale):
+    """The same for a batch. The tiles of scales take the rows of all its matrices as one matrix."""
+    return bmm_bf16(*(by_powers(x.flatten(0, 1), y).view(x.shape) for x, y in ((a, a_scale), (b, b_scale))))
+
+
+def mm_bf16_fp4(a, b, b_scale, alpha):
+    """a [m, k] times the transpose of b [n, k]: bfloat16 times 4-bit floats with a scale for each block, and alpha."""
+    return mm_bf16(a, by_tiles(b, b_scale, alpha))

@@ -22,22 +22,43 @@ def mxfp8_quantize(x):
 
 def mxfp4_quantize(x):
     """mxfp4_quantize."""
-    packed, scales = flashinfer.mxfp4_quantize(x, backend=BACKEND)
+    packed, scales = flashinfer.mxfp4_quantize(x, backend=BACKEND, enable_pdl=ENABLE_PDL)
     return packed.view(torch.float4_e2m1fn_x2), scales.view(torch.uint8).reshape(-1)
 
 
 def nvfp4_quantize(x, global_scale):
     """nvfp4_quantize."""
-    packed, scales = flashinfer.nvfp4_quantize(
+    return quantize_nvfp4(x, global_scale)
+
+
+def nvfp4_quantize_rows(x, global_scale):
+    """nvfp4_quantize with a scale for each row. The global scale is a number of the host."""
+    return quantize_nvfp4(x, global_scale, per_token_activation=True)
+
+
+def nvfp4_quantize_rows_cute_dsl_setup(x, global_scale):
+    """Copy the global scale to the GPU, where the CuTe DSL kernel reads it."""
+    return {"scale": torch.tensor([global_scale], device=x.device)}
+
+
+def nvfp4_quantize_rows_cute_dsl(x, *, scale):
+    """The same for the CuTe DSL kernel."""
+    return nvfp4_quantize_rows(x, scale)
+
+
+def quantize_nvfp4(x, scale, **options):
+    """Call nvfp4_quantize; a third output is given as it is."""
+    packed, scales, *rest = flashinfer.nvfp4_quantize(
         x,
-        global_scale,
+        scale,
         sfLayout=getattr(flashinfer.SfLayout, f"layout_{LAYOUT}"),
         do_shuffle=DO_SHUFFLE,
         sf_vec_size=BLOCK,
         enable_pdl=ENABLE_PDL,
         backend=BACKEND,
+        **options,
     )
-    return packed.view(torch.float4_e2m1fn_x2), scales.view(torch.uint8).reshape(-1)
+    return packed.view(torch.float4_e2m1fn_x2), scales.view(torch.uint8).reshape(-1), *rest
 
 
 def nvfp4_batched_quantize(x, global_scale):

@@ -45,3 +45,9 @@ def nvfp4_batched_quantize(x, global_scale):
     done = zip(*(nvfp4_quantize(matrix, global_scale) for matrix in x), strict=True)
     packed, scales = (torch.stack([matrix.view(torch.uint8) for matrix in part]) for part in done)
     return packed.view(torch.float4_e2m1fn_x2), scales
+
+
+def nvfp4_quantize_rows(x, global_scale):
+    """The same with a scale for each row: its largest value times the global scale. Values are divided by it."""
+    scales = x.float().abs().amax(dim=-1) * global_scale
+    return *nvfp4_quantize(x, 1 / scales.clamp(min=1e-30)[:, None]), scales

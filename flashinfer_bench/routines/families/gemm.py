@@ -1,35 +1,40 @@
-"""The GEMM family: fp8 with block scales, grouped, batched with one scale, and 4-bit floats.
+"""The GEMM family: bfloat16, fp8 with block scales, grouped, batched with one scale, and 4-bit floats.
 
 A product of m x k and k x n takes 2 m n k FLOPs. Bytes count both factors (m k + n k elements), their scales and the
 output (m n elements), over the whole batch or all groups. Scales take:
 
 * 4 (m k / t + n k / t²) bytes with tiles of t.
-* 8 bytes for a whole batch.
-* (m k + n k) / v bytes with blocks of v, and 4 bytes for alpha.
+* 8 bytes for a whole batch in bmm_fp8.
+* One byte for each block of v elements, and 4 bytes for alpha.
 
-The offset of a group takes 4 bytes. Factors are drawn in their quantised form: normal numbers in fp8, any code in 4
-bits. Scales are near 1.
+The offset of a group takes 4 bytes. A bias adds m n FLOPs and 2 n bytes. Factors are drawn in their quantised form:
+normal numbers in bfloat16 and fp8, any code in 4 bits. Scales are near 1.
 """
 
 from __future__ import annotations
 
 import math
 from argparse import Namespace
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from flashinfer_bench.routines.case.spec import (
-    ADA_ON,
     BLACKWELL,
     DTYPES,
     FP8,
     HALF,
+    HOPPER,
+    PDL,
     Case,
     Check,
+    Flag,
     Routine,
     counted,
     direct,
     floats,
     offsets,
+    require,
     round_up,
     size,
     split,
@@ -46,24 +51,142 @@ FLAGS: Final = (
     whole("tile_size", "elements that share a scale, along k and n", 128),
     whole("group_size", "groups, each with its own weights", 1),
     word("scale_major_mode", "order of the scales", "MN", ("MN", "K")),
-    word("input_dtype", "dtype of the first matrix", "fp8_e4m3", FP8),
-    word("mat2_dtype", "dtype of the second matrix", "fp8_e4m3", FP8),
+    word("input_dtype", "dtype of the first matrix; no effect where the routine's name has it", "fp8_e4m3", FP8),
+    word("mat2_dtype", "dtype of the second matrix; no effect where the routine's name has it", "fp8_e4m3", FP8),
     word("out_dtype", "dtype of the output", "bfloat16", HALF),
     whole("mma_sm", "multiprocessors that work on one tile", 1, (1, 2)),
     switch("use_128x4_sf_layout", "accepted: scales are in tiles of 128 x 4 for every backend"),
     switch("use_nvfp4", "fp4: nvfp4 (blocks of 16) instead of mxfp4 (blocks of 32)"),
-    switch("autotune", "let the library tune before timing (bmm_fp8, mm_fp4)"),
+    switch("autotune", "let the library tune before timing (mm and bmm routines)"),
+    switch("bias", "add a number to each column (mm_bf16, tinygemm_bf16); no effect on other routines"),
+    PDL,
 )
 ERROR: Final = 0.05
 """Allowed error, as a share of an output's standard deviation. Hopper's tensor cores sum fp8 products in 14 bits."""
+BF16_ERROR: Final = 0.02
+"""The same for bfloat16 factors. Partial sums may be rounded to bfloat16."""
 ALPHA: Final = 0.125
 """The factor of 4-bit products."""
 E2M1_VARIANCE: Final = 8.5625
 """Mean square of the sixteen 4-bit codes."""
+BFLOAT16: Final = ("bfloat16",)
+ONLY_BF16: Final = "it writes bfloat16 only"
 
 
-def _check(args: Namespace, deviation: float, ratio: float | None = None) -> Check:
-    return Check(1e-2, ERROR * deviation * math.sqrt(args.k), ratio)
+def _bf16_flags(factors: Sequence[str], out: Sequence[str]) -> tuple[Flag, ...]:
+    """Return the family's flags, with bfloat16 as default and these choices of dtypes."""
+    choices = {"input_dtype": factors, "mat2_dtype": factors, "out_dtype": out}
+    return tuple(
+        replace(flag, default="bfloat16", choices=choices[flag.name]) if flag.name in choices else flag
+        for flag in FLAGS
+    )
+
+
+def _check(args: Namespace, deviation: float, ratio: float | None = None, error: float = ERROR) -> Check:
+    return Check(1e-2, error * deviation * math.sqrt(args.k), ratio)
+
+
+def _not_multiple(args: Namespace, **steps: int) -> str:
+    """Return which size is not a multiple of its step; an empty text if all are."""
+    wrong = (f"--{name} is not a multiple of {step}" for name, step in steps.items() if getattr(args, name) % step)
+    return next(wrong, "")
+
+
+def _tiles(args: Namespace, dtype: str, block: int, batch: int = 1) -> dict[str, Any]:
+    """Return the scales of both factors, one for each block of a row, in tiles of 128 rows by 4 columns."""
+    columns = round_up(args.k // block, 4)
+    return {
+        f"{side}_scale": counted(f"{dtype}[{round_up(batch * rows, 128)} {columns}]", batch * rows * args.k / block)
+        for side, rows in (("a", args.m), ("b", args.n))
+    }
+
+
+def make_bf16(args: Namespace) -> Case:
+    """Make a case of bfloat16 products, batched or with a bias for each column."""
+    is_batched, is_tiny = args.routine.startswith("bmm"), args.routine.startswith("tiny")
+    batch, count = ("batch_size ", args.batch_size) if is_batched else ("", 1)
+    bias = {"bias": "bfloat16[n]"} if args.bias and not is_batched else {}
+    narrow = args.out_dtype != "bfloat16" and ONLY_BF16
+    plain = (bias or args.enable_pdl) and not is_batched and "it takes neither --bias nor --enable_pdl"
+    arguments = ("a", "b", "out", *bias)
+    return Case(
+        op_type="gemm",
+        inputs={"a": f"bfloat16[{batch}m k]", "b": f"bfloat16[{batch}n k]", **bias},
+        outputs={"out": f"{args.out_dtype}[{batch}m n]"},
+        reference="mm_bf16" if is_tiny else "",
+        call=direct("flashinfer.gemm.tinygemm_bf16", *arguments, use_pdl=args.enable_pdl) if is_tiny else "",
+        flops=count * args.m * args.n * (2 * args.k + len(bias)),
+        unit="fp16",
+        check=_check(args, 1.0, error=BF16_ERROR),
+        refusals={
+            **dict.fromkeys(("cublaslt", "cutlass", "cutile"), plain),
+            "tgv": narrow,
+            "tinygemm": narrow or _not_multiple(args, n=16, k=64),
+            "cute-dsl": narrow or (args.m > 32 and f"--m {args.m} is more than 32") or _not_multiple(args, k=128),
+        },
+    )
+
+
+def make_mm_fp8(args: Namespace) -> Case:
+    """Make a case of fp8 products, with one factor for the output."""
+    require(args.batch_size == 1, f"--batch_size {args.batch_size}: mm_fp8 has one product")
+    kinds = (args.input_dtype, args.mat2_dtype, args.out_dtype)
+    fits = kinds == ("fp8_e4m3", "fp8_e4m3", "bfloat16")
+    return Case(
+        op_type="gemm",
+        inputs={"a": f"{DTYPES[kinds[0]]}[m k]", "b": f"{DTYPES[kinds[1]]}[n k]", "alpha": floats([ALPHA])},
+        outputs={"out": f"{args.out_dtype}[m n]"},
+        flops=2 * args.m * args.n * args.k,
+        unit="fp8",
+        check=_check(args, ALPHA),
+        refusals=dict.fromkeys(LOW_LATENCY, _not_multiple(args, n=32, k=128) if fits else "it maps e4m3 to bfloat16"),
+    )
+
+
+def make_mxfp8(args: Namespace) -> Case:
+    """Make a case of fp8 products, batched or not, with a power of two for each block of 32."""
+    split(args, "k", 32)
+    is_batched = args.routine.startswith("bmm")
+    batch, count = ("batch_size ", args.batch_size) if is_batched else ("", 1)
+    small = min(args.n, args.k) < 128 and "--n and --k must be at least 128"
+    narrow = args.out_dtype != "bfloat16" and ONLY_BF16
+    return Case(
+        op_type="lowbit",
+        inputs={
+            "a": f"float8_e4m3fn[{batch}m k]",
+            "b": f"float8_e4m3fn[{batch}n k]",
+            **_tiles(args, "float8_e8m0fnu", 32, count),
+        },
+        outputs={"out": f"{args.out_dtype}[{batch}m n]"},
+        flops=2 * count * args.m * args.n * args.k,
+        unit="fp8",
+        check=_check(args, 1.0),
+        refusals={
+            **dict.fromkeys(MXFP8, small),
+            "cudnn": small or (count > 1 and _not_multiple(args, m=128, n=128)),
+            "trtllm": small or narrow or _not_multiple(args, n=128, k=256),
+        },
+    )
+
+
+def make_mm_bf16_fp4(args: Namespace) -> Case:
+    """Make a case of bfloat16 times 4-bit floats with blocks of 16."""
+    split(args, "k", 16)
+    refusal = _not_multiple(args, n=64)
+    return Case(
+        op_type="lowbit",
+        inputs={
+            "a": "bfloat16[m k]",
+            "b": "float4_e2m1[n k]",
+            "b_scale": _tiles(args, "float8_e4m3fn", 16)["b_scale"],
+            "alpha": floats([ALPHA]),
+        },
+        outputs={"out": f"{args.out_dtype}[m n]"},
+        flops=2 * args.m * args.n * args.k,
+        unit="fp16",
+        check=_check(args, ALPHA * math.sqrt(E2M1_VARIANCE), error=BF16_ERROR),
+        refusals={"cudnn": refusal, "cute-dsl": refusal or (args.out_dtype != "bfloat16" and ONLY_BF16)},
+    )
 
 
 def make_groupwise(args: Namespace) -> Case:
@@ -106,6 +229,8 @@ def make_bmm_fp8(args: Namespace) -> Case:
     refusals: dict[str, Any] = {"cutlass": "float8_e5m2" in (first, second) and "e5m2 is not supported"}
     if first == second == "float8_e5m2":
         refusals = dict.fromkeys(BMM, "e5m2 times e5m2 is not supported")
+    uneven = _not_multiple(args, m=16, n=16, k=16)
+    refusals["cute-dsl"] = "both matrices must have one dtype" if first != second else uneven
     return Case(
         op_type="gemm",
         inputs={
@@ -125,35 +250,74 @@ def make_bmm_fp8(args: Namespace) -> Case:
 def make_mm_fp4(args: Namespace) -> Case:
     """Make a case of 4-bit floats with scales in tiles: nvfp4 with blocks of 16, or mxfp4 with blocks of 32."""
     block, scale = (16, "float8_e4m3fn") if args.use_nvfp4 else (32, "float8_e8m0fnu")
-    columns = round_up(2 * split(args, "k", 2 * block), 4)
+    split(args, "k", 2 * block)
     refusal = "" if args.use_nvfp4 else "mxfp4 is not supported"
-    if args.out_dtype == "float16":
-        refusal = "it writes bfloat16 only"
-    elif args.n % 128:
-        refusal = refusal or f"--n {args.n} is not a multiple of 128, which its order of weights needs"
-    factors = {
-        f"{side}_scale": counted(f"{scale}[{round_up(rows, 128)} {columns}]", rows * args.k / block)
-        for side, rows in (("a", args.m), ("b", args.n))
-    }
+    narrow = args.out_dtype != "bfloat16" and ONLY_BF16
+    tiles = _tiles(args, scale, block)
     return Case(
         op_type="lowbit",
-        inputs={"a": "float4_e2m1[m k]", "b": "float4_e2m1[n k]", **factors, "alpha": floats([ALPHA])},
+        inputs={"a": "float4_e2m1[m k]", "b": "float4_e2m1[n k]", **tiles, "alpha": floats([ALPHA])},
         outputs={"out": f"{args.out_dtype}[m n]"},
         constants={"BLOCK": block},
         flops=2 * args.m * args.n * args.k,
         unit="fp4",
         check=_check(args, ALPHA * E2M1_VARIANCE, 1.0),
-        refusals={"trtllm": refusal},
+        refusals={
+            "trtllm": narrow or refusal or _not_multiple(args, n=128),
+            "cutlass": refusal,
+            "cute-dsl": _not_multiple(args, n=8),
+        },
     )
 
 
-CUTLASS: Final = {"cutlass": BLACKWELL}
-BMM: Final = {"cudnn": ADA_ON, "cublas": ADA_ON, "cutlass": BLACKWELL}
-FP4: Final = {"cudnn": (*BLACKWELL, "12.0"), "trtllm": BLACKWELL, "cutlass": BLACKWELL}
+RUBIN: Final = (*BLACKWELL, "10.7")
+GEFORCE: Final = ("12.0", "12.1")
+LATE: Final = ("11.0", *GEFORCE)
+FROM_HOPPER: Final = (*HOPPER, *BLACKWELL, *LATE)
+FROM_AMPERE: Final = ("8.0", "8.6", "8.9", *FROM_HOPPER)
+FROM_ADA: Final = ("8.9", *HOPPER, *RUBIN, *LATE)
+FROM_RUBIN: Final = (*RUBIN, *LATE)
+CUTLASS: Final = {"cutlass": RUBIN}
+BF16: Final = {"cudnn": FROM_AMPERE, "cutlass": RUBIN, "auto": (*FROM_AMPERE, "10.7")}
+MM_BF16: Final = {
+    **BF16,
+    "cublaslt": FROM_AMPERE,
+    "tinygemm": FROM_HOPPER,
+    "cutile": FROM_HOPPER,
+    "tgv": BLACKWELL,
+    "cute-dsl": BLACKWELL,
+}
+TINY: Final = {"tinygemm": FROM_HOPPER}
+BMM: Final = {"cudnn": FROM_ADA, "cublas": FROM_ADA, "cutlass": FROM_RUBIN, "cute-dsl": ("10.7",), "auto": FROM_ADA}
+FP4: Final = {
+    "cudnn": FROM_RUBIN,
+    "trtllm": RUBIN,
+    "cutlass": FROM_RUBIN,
+    "cute-dsl": RUBIN,
+    "b12x": GEFORCE,
+    "auto": FROM_RUBIN,
+}
+LOW_LATENCY: Final = {"trtllm_low_latency": BLACKWELL}
+MXFP8: Final = {
+    "cudnn": (*BLACKWELL, *LATE),
+    "cutlass": (*BLACKWELL, *LATE),
+    "cute-dsl": BLACKWELL,
+    "trtllm": BLACKWELL,
+}
+BMM_MXFP8: Final = {"cudnn": (*BLACKWELL, *GEFORCE)}
+BF16_FP4: Final = {"cute-dsl": (*BLACKWELL, *GEFORCE), "cudnn": (*BLACKWELL, *LATE)}
 """Backend → its compute capabilities."""
+ANY_FLAGS: Final = _bf16_flags((*HALF, *FP8), (*HALF, "float32"))
 ROUTINES: Final = (
     Routine("gemm", FLAGS, make_groupwise, "gemm_fp8_nt_groupwise", "fp8 GEMM with block scales", CUTLASS),
     Routine("gemm", FLAGS, make_groupwise, "group_gemm_fp8_nt_groupwise", "the same in groups", CUTLASS),
     Routine("gemm", FLAGS, make_bmm_fp8, "bmm_fp8", "batched fp8 GEMM with one scale each", BMM),
     Routine("gemm", FLAGS, make_mm_fp4, "mm_fp4", "GEMM of 4-bit floats", FP4),
+    Routine("gemm", ANY_FLAGS, make_bf16, "mm_bf16", "bfloat16 GEMM", MM_BF16),
+    Routine("gemm", ANY_FLAGS, make_bf16, "bmm_bf16", "batched bfloat16 GEMM", BF16),
+    Routine("gemm", _bf16_flags(BFLOAT16, BFLOAT16), make_bf16, "tinygemm_bf16", "bfloat16 GEMM of few rows", TINY),
+    Routine("gemm", FLAGS, make_mm_fp8, "mm_fp8", "fp8 GEMM with one scale", LOW_LATENCY),
+    Routine("gemm", FLAGS, make_mxfp8, "bmm_mxfp8", "batched fp8 GEMM with powers of two", BMM_MXFP8),
+    Routine("gemm", FLAGS, make_mxfp8, "mm_mxfp8", "the same without a batch", MXFP8),
+    Routine("gemm", _bf16_flags(BFLOAT16, HALF), make_mm_bf16_fp4, "mm_bf16_fp4", "bfloat16 x 4-bit GEMM", BF16_FP4),
 )

@@ -2,7 +2,8 @@
 
 N is the number of elements, over all matrices of a batch. An element has e bytes, and a block v elements. FLOPs are
 3 N: to find the largest of a block, multiply and round. N e bytes are read, and 4 more for nvfp4. N bytes (fp8) or
-N / 2 bytes (4 bits) are written, and N / v bytes of scales. The padding of scales in tiles does not count.
+N / 2 bytes (4 bits) are written, and N / v bytes of scales. A scale for each row takes 4 bytes. The padding of scales
+in tiles does not count.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from flashinfer_bench.routines.case.spec import (
     Case,
     Check,
     Routine,
+    Tensor,
     counted,
     floats,
     needed,
@@ -44,6 +46,7 @@ FLAGS: Final = (
     word("sf_layout", "nvfp4: order of the scales", "128x4", ("128x4", "8x4", "linear")),
     switch("do_shuffle", "nvfp4: rows in the order of the trtllm backend; not checked here"),
     whole("sf_vec_size", "nvfp4: elements that share a scale", 16),
+    switch("per_token_activation", "nvfp4_quantize: a scale for each row, its largest value times --global_scale"),
 )
 MATCH: Final = {"float4_e2m1": 0.97, "float8_e4m3fn": 0.98}
 """Share of codes and scales that must agree. A value midway between two codes may be rounded up or down."""
@@ -65,6 +68,8 @@ def make_quantisation(args: Namespace) -> Case:
             refusal = f"--sf_vec_size {block}: its kernel takes 16 where scales are not powers of two"
         elif args.do_shuffle:
             refusal = "--do_shuffle reorders rows, and the reference does not"
+        if args.per_token_activation:
+            require(block == 16, f"--per_token_activation: --sf_vec_size is {block}, and must be 16")
         if is_batched:
             batch = needed(args, "batch_size")
         else:
@@ -72,27 +77,33 @@ def make_quantisation(args: Namespace) -> Case:
     high, wide = (1, 1) if layout == "linear" else (int(layout.partition("x")[0]), 4)
     scales = round_up(args.m, high) * round_up(args.k // block, wide)
     matrices, count = "batch_size " if is_batched else "", batch * args.m * args.k
+    by_row = args.per_token_activation and name == "nvfp4_quantize"
     inputs: dict[str, Any] = {"x": f"{args.input_dtype}[{matrices}m k]"}
     if name.startswith("nvfp4"):
-        inputs["global_scale"] = floats([args.global_scale])
+        scale = args.global_scale
+        inputs["global_scale"] = Tensor("float32", None, scale) if by_row else floats([scale])
     return Case(
         op_type="lowbit",
         inputs=inputs,
         outputs={
             "values": f"{values}[{matrices}m k]",
             "block_scales": counted(f"uint8[{matrices}{scales}]", count / block),
+            **({"row_scales": "float32[m]"} if by_row else {}),
         },
+        reference="nvfp4_quantize_rows" if by_row else "",
         constants={"SWIZZLED": swizzled, "BLOCK": block, "LAYOUT": layout},
         flops=3 * count,
         check=Check(1e-2, 1e-3, MATCH[values]),
-        refusals={"cuda": refusal},
+        refusals=dict.fromkeys(BACKENDS, refusal),
     )
 
 
-_routine = partial(Routine, "quantization", FLAGS, make_quantisation, support={"cuda": BLACKWELL})
+BACKENDS: Final = dict.fromkeys(("cuda", "cute-dsl"), (*BLACKWELL, "12.0", "12.1"))
+"""Backend → its compute capabilities."""
+_routine = partial(Routine, "quantization", FLAGS, make_quantisation, support=BACKENDS)
 ROUTINES: Final = (
     _routine("mxfp8_quantize", "fp8 with powers of two"),
     _routine("mxfp4_quantize", "4-bit floats with powers of two"),
     _routine("nvfp4_quantize", "4-bit floats with e4m3 factors"),
-    _routine("nvfp4_batched_quantize", "the same for a batch"),
+    _routine("nvfp4_batched_quantize", "the same for a batch", support={"cuda": BACKENDS["cuda"]}),
 )

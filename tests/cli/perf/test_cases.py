@@ -31,7 +31,7 @@ def test_the_commands_of_the_documents_make_a_case(command):
 
 
 def test_the_table_has_the_routines_of_the_documents_and_all_are_in_the_sample():
-    assert [len(family.ROUTINES) for family in FAMILIES] == [4, 4, 4, 1, 12, 4, 15, 8]
+    assert [len(family.ROUTINES) for family in FAMILIES] == [4, 11, 4, 1, 12, 4, 15, 8]
     requests = ask("", testlist=SAMPLE)
     assert [request.problem for request in requests if request.problem] == []
     assert {request.named for request in requests} == {*ROUTINES}
@@ -84,6 +84,7 @@ ROPE = "--batch_size 2 --seq_len 8 --num_qo_heads 4 --num_kv_heads 2"
 APPEND = "rope_quantize_fp8_append_paged_kv_cache"
 PAGED = "BatchPrefillWithPagedKVCacheWrapper"
 WIDE = "--batch_size 2 --s_kv 64 --num_qo_heads 14 --num_kv_heads 2 --head_dim_qk 128 --page_size 16"
+NO_BIAS = dict.fromkeys(("cublaslt", "cutlass", "cutile"), "neither --bias nor --enable_pdl")
 HALF = "--q_dtype float16 --kv_dtype float16"
 
 
@@ -94,13 +95,31 @@ HALF = "--q_dtype float16 --kv_dtype float16"
         ("BatchDecodeWithPagedKVCacheWrapper", f"{WIDE} {HALF}", {"fa2": "1, 2, 3, 4 or 8", "cudnn": "bfloat16"}),
         (PAGED, f"{PREFILL} --head_dim_qk 96 --page_size 16", {"fa3": "96 and 96"}),
         ("BatchPrefillWithRaggedKVCacheWrapper", f"{PREFILL} --head_dim_qk 192 --head_dim_vo 128", {}),
-        ("bmm_fp8", "--m 4 --n 16 --k 16 --mat2_dtype fp8_e5m2", {"cutlass": "e5m2"}),
+        ("bmm_fp8", "--m 4 --n 16 --k 16 --mat2_dtype fp8_e5m2", {"cutlass": "e5m2", "cute-dsl": "one dtype"}),
         (
             "bmm_fp8",
-            "--m 4 --n 16 --k 16 --input_dtype fp8_e5m2 --mat2_dtype fp8_e5m2",
-            dict.fromkeys(("cudnn", "cublas", "cutlass"), "e5m2 times e5m2"),
+            "--m 16 --n 16 --k 16 --input_dtype fp8_e5m2 --mat2_dtype fp8_e5m2",
+            dict.fromkeys(("cudnn", "cublas", "cutlass", "auto"), "e5m2 times e5m2"),
         ),
         ("mm_fp4", "--m 4 --n 128 --k 128 --use_nvfp4 --out_dtype float16", {"trtllm": "bfloat16 only"}),
+        (
+            "mm_fp4",
+            "--m 4 --n 68 --k 128",
+            {"trtllm": "mxfp4", "cutlass": "mxfp4", "cute-dsl": "--n is not a multiple"},
+        ),
+        ("mm_bf16", "--m 32 --n 24 --k 128 --bias", {**NO_BIAS, "tinygemm": "--n is not a multiple of 16"}),
+        ("mm_bf16", "--m 33 --n 16 --k 128 --enable_pdl", {**NO_BIAS, "cute-dsl": "--m 33 is more than 32"}),
+        (
+            "mm_bf16",
+            "--m 2 --n 16 --k 64 --out_dtype float32",
+            dict.fromkeys(("tgv", "tinygemm", "cute-dsl"), "bfloat16 only"),
+        ),
+        ("mm_fp8", "--m 2 --n 64 --k 64", {"trtllm_low_latency": "--k is not a multiple of 128"}),
+        ("mm_fp8", "--m 2 --n 64 --k 128 --out_dtype float16", {"trtllm_low_latency": "bfloat16"}),
+        ("bmm_mxfp8", "--m 64 --n 128 --k 256", {}),
+        ("bmm_mxfp8", "--batch_size 2 --m 64 --n 128 --k 256", {"cudnn": "--m is not a multiple of 128"}),
+        ("mm_mxfp8", "--m 2 --n 128 --k 128", {"trtllm": "--k is not a multiple of 256"}),
+        ("mm_bf16_fp4", "--m 2 --n 64 --k 64 --out_dtype float16", {"cute-dsl": "bfloat16 only"}),
         ("apply_rope", f"{ROPE} --head_dim 96", {"cuda": "64, 128, 256, 512"}),
         ("apply_rope_pos_ids", f"{ROPE} --head_dim 128 --rotary_dim 24", {"cuda": "multiple of 16"}),
         ("apply_rope_with_cos_sin_cache", f"{ROPE} --head_dim 96", {}),
@@ -111,8 +130,8 @@ HALF = "--q_dtype float16 --kv_dtype float16"
         ("fused_qk_rmsnorm_rope", "--batch_size 1 --num_heads 40 --hidden_size 2560", {"cuda": "32 heads"}),
         ("rmsnorm_fp4quant", "--batch_size 2 --hidden_size 64 --output_both_sf_layouts", {"cute-dsl": "one layout"}),
         ("add_rmsnorm_fp4quant", "--batch_size 2 --hidden_size 64 --output_both_sf_layouts", {}),
-        ("nvfp4_quantize", "--m 8 --k 64 --sf_vec_size 32", {"cuda": "--sf_vec_size 32: its kernel takes 16"}),
-        ("nvfp4_quantize", "--m 8 --k 64 --do_shuffle", {"cuda": "--do_shuffle"}),
+        ("nvfp4_quantize", "--m 8 --k 64 --sf_vec_size 32", dict.fromkeys(("cuda", "cute-dsl"), "kernel takes 16")),
+        ("nvfp4_quantize", "--m 8 --k 64 --do_shuffle", dict.fromkeys(("cuda", "cute-dsl"), "--do_shuffle")),
     ],
 )
 def test_sizes_that_the_library_has_no_kernel_for_are_refused(routine, flags, refused):
@@ -133,6 +152,8 @@ MOE = SMALL["cutlass_fused_moe"].replace("--cutlass_variant nvfp4", "")
         (QUANTISING_ROPE, f"{ROPE} --head_dim 64 --rotary_dim 96 --no_rope_dim 16", "it has to be 96 or 112"),
         (QUANTISING_ROPE, f"{ROPE} --head_dim 128 --rotary_dim 64", "it has to be 64$"),
         (["trtllm_fp8_block_scale_moe"], f"{MOE} --routing_method renormalize --n_group 2", "implies DeepSeekV3"),
+        (["mm_fp8"], "--batch_size 2 --m 2 --n 32 --k 128", "--batch_size 2: mm_fp8 has one product"),
+        (["nvfp4_quantize"], "--m 8 --k 64 --sf_vec_size 32 --per_token_activation", "must be 16"),
         (
             ["layernorm_quant", "fused_dit_layernorm"],
             "--batch_size 2 --hidden_size 64 --input_dtype float16",
