@@ -60,23 +60,25 @@ def open_folder(args: Namespace, folder: Path, precision: str = "fp32") -> Trace
     Raises:
         UsageError: --trust-definitions is missing.
     """
-    engine = getattr(args, "layout", None)
-    if not folder.exists() or (engine is None and (folder / DEFINITIONS).is_dir()):
+    layout = getattr(args, "layout", None)
+    if not folder.exists() or (layout is None and (folder / DEFINITIONS).is_dir()):
         return TraceSet.from_path(folder)
     # These readers import yaml, which a set does not need.
-    from flashinfer_bench.data.gpumode.problems import find_problems, read_problems
-    from flashinfer_bench.data.kernelbench.tasks import find_tasks, read_tasks
+    from flashinfer_bench.data.gpumode.problems import GpuMode
+    from flashinfer_bench.data.kernelbench.tasks import KernelBench
+    from flashinfer_bench.data.problems.folder import find_problems, read_folder
 
-    engine = engine or ("gpumode" if find_problems(folder) else "kernelbench" if find_tasks(folder) else None)
+    engines = [one for one in (GpuMode(), KernelBench(precision)) if layout in (None, one.name)]
+    engine = next((one for one in engines if layout or any(find_problems(folder, one, []))), None)
     if engine is None:
         return TraceSet.from_path(folder)
     if not getattr(args, "trust_definitions", False):
-        convert = shlex.join([PROGRAM, "convert", str(folder), "--from", engine])
+        convert = shlex.join([PROGRAM, "convert", str(folder), "--from", engine.name])
         raise UsageError(
-            f"{folder} has {ENGINES[engine][1]}. To find shapes, their code runs with all your rights. "
+            f"{folder} has {ENGINES[engine.name][1]}. To find shapes, their code runs with all your rights. "
             f"If you trust it: `{convert} --output SET --trust-definitions`, or `run` with --trust-definitions"
         )
-    return read_problems(folder) if engine == "gpumode" else read_tasks(folder, precision=precision)
+    return read_folder(folder, engine)
 
 
 def named_folders(args: Namespace) -> list[Path]:

@@ -40,9 +40,9 @@ def make_solution(
     Raises:
         DataSetError: the definition is of another engine.
     """
-    file, symbol = next((path, one) for path, text in sources.items() if (one := find_symbol(path, text)))
-    engine, kind = next((engine, kind) for engine, (own, kind) in ENGINES.items() if own == symbol)
-    if not takes(definition, symbol):
+    file, engine = next((path, one) for path, text in sources.items() if (one := find_engine(path, text)))
+    symbol, kind = ENGINES[engine]
+    if not takes(definition, engine):
         raise DataSetError(f"{name}: {symbol} is for {kind}, and {definition.name} is none")
     entry = ENTRY.format(file=file, engine=engine)
     made = {f"{engine}_task.py": definition.reference, f"{engine}_entry.py": entry}
@@ -60,18 +60,19 @@ def make_solution(
     )
 
 
-def find_symbol(path: str, text: str) -> str | None:
-    """Return the name that a Python source defines and another engine calls; None if there is none."""
+def find_engine(path: str, text: str) -> str | None:
+    """Return the engine that calls a name which a Python source defines; None if there is none."""
     try:
         module = read_module(text if path.endswith(".py") else "")
     except ValueError:
         return None
-    return next((symbol for symbol, _ in ENGINES.values() if symbol in module.names.keys() - module.imported), None)
+    own = module.names.keys() - module.imported
+    return next((engine for engine, (symbol, _) in ENGINES.items() if symbol in own), None)
 
 
-def takes(definition: Definition, symbol: str) -> bool:
-    """Return whether a definition is of the engine that calls a name."""
-    return any(symbol == own and f"{SOURCE_TAG}{engine}" in definition.tags for engine, (own, _) in ENGINES.items())
+def takes(definition: Definition, engine: str) -> bool:
+    """Return whether a definition is of an engine."""
+    return f"{SOURCE_TAG}{engine}" in definition.tags
 
 
 def find_by_file(words: Sequence[str], definitions: Mapping[str, Definition]) -> str | None:

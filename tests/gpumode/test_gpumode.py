@@ -14,7 +14,8 @@ from flashinfer_bench import TraceSet
 from flashinfer_bench.bench.evaluators.own_check import OwnCheckEvaluator
 from flashinfer_bench.cli.main import cli
 from flashinfer_bench.data.gpumode.block import GpuModeProblem
-from flashinfer_bench.data.gpumode.problems import read_problems, read_tolerance
+from flashinfer_bench.data.gpumode.problems import GpuMode, read_tolerance
+from flashinfer_bench.data.problems.folder import read_folder
 from flashinfer_bench.data.store.drafts import DraftHints, read_draft
 from flashinfer_bench.errors import DataSetError
 from tests.gpumode.small_problems import CHECK, HEAD, PROBLEMS, write_problems
@@ -82,7 +83,7 @@ def test_right_and_wrong_submissions_of_converted_problems_get_the_right_verdict
 @pytest.mark.cpu
 def test_a_problem_that_cannot_be_carried_over_is_named_with_the_reason(tmp_path: Path) -> None:
     write_problems(tmp_path, {"good": PLAIN, **{name: problem for name, (problem, _) in REFUSED.items()}})
-    found = read_problems(tmp_path)
+    found = read_folder(tmp_path, GpuMode())
     reasons = {issue.file.parent.name: issue.text for issue in found.issues if issue.file.name == "task.yml"}
     assert list(found.definitions) == ["good"]
     assert {name: reason for name, (_, reason) in REFUSED.items() if reason not in reasons[name]} == {}
@@ -95,7 +96,7 @@ def test_a_problem_is_run_only_if_trusted_and_its_submission_is_a_draft(
     write_problems(tmp_path / "problems", {"axpy_py": PLAIN._replace(further={"gpu": ["H100"]})})
     assert cli(["convert", str(tmp_path / "problems"), "--from", "gpumode", "--output", str(tmp_path / "set")]) == 2
     assert "its code" not in capsys.readouterr().out
-    found = read_problems(tmp_path / "problems")
+    found = read_folder(tmp_path / "problems", GpuMode())
     assert [issue.reason for issue in found.issues] == ["unknown key, kept without effect; did you mean 'gpus'?"]
     (definition,) = found.definitions.values()
     assert {"problem:axpy_py", "ranking:last", "set:first"} <= {*definition.tags}
@@ -113,7 +114,7 @@ def make_problem(check: str, head: str = "") -> GpuModeProblem:
     """Return a problem with one tensor as data, whose reference doubles it."""
     text = f"{head}\nimport torch\ndef generate_input(n):\n    return torch.empty(n)\n"
     text += f"def ref_kernel(data):\n    return 2 * data\ndef check_implementation(data, output):\n    {check}\n"
-    names = {"inputs": ["data"], "outputs": {"output": "float32"}, "orders": {}, "homes": {}, "choices": {}}
+    names = {"inputs": {"data": "float32"}, "outputs": {"output": "float32"}, "orders": {}, "homes": {}, "choices": {}}
     return GpuModeProblem({"reference": text}, {"n": 4}, **names)
 
 
@@ -163,7 +164,7 @@ def test_only_submissions_become_solutions_and_each_refused_file_is_named(tmp_pa
     for name, content in written.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(content.encode("latin-1"))
-    found = read_problems(tmp_path)
+    found = read_folder(tmp_path, GpuMode())
     names = [item.name for item in found.solutions["good"]]
     assert names == ["good_same_x", "good_correct_one", "good_wrong_one"]
     reasons = {str(issue.file.relative_to(folder)): issue.reason for issue in found.issues}
@@ -179,7 +180,7 @@ def test_an_input_that_the_problem_fills_itself_is_no_output_buffer(tmp_path: Pa
         "left": PLAIN._replace(generate="return torch.empty(n, n), torch.ones(n)"),
     }
     write_problems(tmp_path, filled)
-    found = read_problems(tmp_path).definitions
+    found = read_folder(tmp_path, GpuMode()).definitions
     homes = {name: "'homes': {'output': 'data_0'}" in one.reference for name, one in found.items()}
     assert homes == {"kept": False, "by_part": False, "left": True}
 

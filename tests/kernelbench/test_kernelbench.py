@@ -13,8 +13,8 @@ import torch
 from benchmarks.run_kernelbench import TASKS, command, judge_tasks, read_tasks, write_tasks
 from flashinfer_bench.cli.main import cli
 from flashinfer_bench.data.kernelbench.block import KernelBenchTask
-from flashinfer_bench.data.kernelbench.tasks import find_tasks
-from flashinfer_bench.data.kernelbench.tasks import read_tasks as read_set
+from flashinfer_bench.data.kernelbench.tasks import KernelBench
+from flashinfer_bench.data.problems.folder import find_problems, read_folder
 from flashinfer_bench.data.store.drafts import DraftHints, read_draft
 from flashinfer_bench.errors import DataSetError
 
@@ -68,7 +68,7 @@ def test_a_tensor_of_a_model_new_is_paired_with_one_input_or_is_its_own(
     (tmp_path / "new.py").write_text(head + "".join(f"        {line}\n" for line in body))
     task = KernelBenchTask({"Model": Model, "get_init_inputs": list}, "float32", inputs=1)
     connected = dict[str, int]()
-    task.connect = lambda _, wires: connected.update({path: index for path, (index, _) in wires.items()})  # type: ignore[method-assign]
+    task.connect = lambda _, wires: connected.update(wires)  # type: ignore[method-assign]
     if wired is None:
         with pytest.raises(TypeError, match="packed depends on the weights"):
             task.bind_solution(str(tmp_path / "new.py"))
@@ -105,7 +105,7 @@ def test_a_task_that_cannot_be_carried_over_is_named_with_the_reason(tmp_path: P
     (tmp_path / "level1").mkdir()
     for name, (text, _) in REFUSED.items():
         (tmp_path / "level1" / f"{name}.py").write_text(HEAD + text)
-    found = read_set(tmp_path)
+    found = read_folder(tmp_path, KernelBench())
     reasons = {issue.file.stem: issue.reason for issue in found.issues}
     assert list(found.definitions) == ["kernelbench_l1_008_reads"]
     for name, (_, reason) in REFUSED.items():
@@ -115,7 +115,7 @@ def test_a_task_that_cannot_be_carried_over_is_named_with_the_reason(tmp_path: P
 
 @pytest.mark.cpu
 def test_a_model_new_is_a_solution_of_the_task_that_its_name_or_the_user_names(tasks: Path) -> None:
-    found = read_set(tasks, precision="bf16")
+    found = read_folder(tasks, KernelBench("bf16"))
     (name,) = found.definitions
     assert found.definitions[name].inputs["mix__weight"].dtype == "bfloat16"
     assert found.workloads[name][0].workload.tolerance.max_atol == 1e-2
@@ -140,8 +140,8 @@ def test_a_file_that_is_refused_is_named_and_the_others_are_read(tasks: Path) ->
     for name, content in written.items():
         (tasks / name).parent.mkdir(parents=True, exist_ok=True)
         (tasks / name).write_bytes(content)
-    assert [file.parent.name for file in find_tasks(tasks)] == ["level1"]
-    found = read_set(tasks)
+    assert [file.parent.name for file, _ in find_problems(tasks, KernelBench(), [])] == ["level1"]
+    found = read_folder(tasks, KernelBench())
     assert [item.author for item in next(iter(found.solutions.values()))] == ["right", "wrong"]
     reasons = {str(issue.file.relative_to(tasks)): issue.reason for issue in found.issues}
     assert len(found.issues) == 3

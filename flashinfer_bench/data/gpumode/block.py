@@ -75,8 +75,7 @@ class GpuModeProblem:
         files: module name → text of the problem's files.
         case: the arguments of `generate_input` for the draw of other values, without a seed.
         choices: argument → its values, if its axis is an index into them.
-        inputs: the names of the inputs.
-        outputs: output → its dtype.
+        inputs, outputs: name → dtype.
         orders: input or output → its dimensions in the order of the memory. Contiguous tensors are not in it.
         homes: output → the input that it is written into.
     """
@@ -110,15 +109,12 @@ class GpuModeProblem:
         parts, structure = _pytree.tree_flatten_with_path(value)
         return {name + _re.sub(r"\W+", "_", _pytree.keystr(path)).rstrip("_"): one for path, one in parts}, structure
 
-    def order(self, name: str, value: _Any) -> _Any:
-        """Return a tensor with its dimensions in the order of the memory."""
-        order = self.form["orders"].get(name)
-        return value.permute(order) if order and value.ndim == len(order) else value
-
-    def view(self, name: str, value: _Any) -> _Any:
-        """Return an input or output as the problem has it."""
-        order = self.form["orders"].get(name)
-        return value.permute([order.index(at) for at in range(len(order))]) if order else value
+    def order(self, name: str, value: _Any, *, back: bool = False) -> _Any:
+        """Return a tensor with its dimensions in the order of the memory, or back in the problem's order."""
+        order = self.form["orders"].get(name, ())
+        if not order or value.ndim != len(order):
+            return value
+        return value.permute([order.index(at) for at in range(len(order))] if back else order)
 
     def generate(self, case: dict[str, _Any], mode: _Any) -> _Any:
         """Call `generate_input`, with a seed from Python's generator if it takes one."""
@@ -137,35 +133,38 @@ class GpuModeProblem:
 
     make_inputs.inputs_agree = True  # type: ignore[attr-defined]
 
-    def make_data(self, given: dict[str, _Any], device: _torch.device) -> _Any:
-        """Return `data` from the inputs by name."""
+    @staticmethod
+    def find_device(values: _Any) -> _torch.device:
+        """Return the device of the first tensor."""
+        return next(value.device for value in values if isinstance(value, _torch.Tensor))
+
+    def make_data(self, values: _Any) -> _Any:
+        """Return `data` from the inputs."""
+        given = dict(zip(self.form["inputs"], values, strict=True))
         if self.others is None:
-            parts, structure = self.flatten(self.generate(self.case, _Mode(device)), "data")
-            self.others = {name: one for name, one in parts.items() if name not in given}, list(parts), structure
-        others, names, structure = self.others
-        parts = {**others, **{name: self.view(name, value) for name, value in given.items()}}
-        return _pytree.tree_unflatten([parts[name] for name in names], structure)
+            parts, structure = self.flatten(self.generate(self.case, _Mode(self.find_device(values))), "data")
+            self.others = {name: None if name in given else one for name, one in parts.items()}, structure
+        others, structure = self.others
+        parts = others | {name: self.order(name, value, back=True) for name, value in given.items()}
+        return _pytree.tree_unflatten([*parts.values()], structure)
 
     def run(self, *values: _Any) -> _Any:
         """Call the reference."""
-        given = dict(zip(self.form["inputs"], values, strict=True))
-        device = next(value.device for value in values if isinstance(value, _torch.Tensor))
-        data = self.make_data(given, device)
+        data, device = self.make_data(values), self.find_device(values)
         with _Mode(device) if device.type == "cpu" else _nullcontext():
             outputs, self.result = self.flatten(self.load("reference").ref_kernel(data), "output")
         for name, home in self.form["homes"].items():
-            target = self.view(home, given[home])
+            target = self.order(home, values[[*self.form["inputs"]].index(home)], back=True)
             if target.data_ptr() != outputs[name].data_ptr():
                 outputs[name] = target.copy_(outputs[name])
         return [self.order(name, value) for name, value in outputs.items()]
 
     def check_outputs(self, values: list[_Any], outputs: list[_Any]) -> str:
         """Return what the problem's own check says against outputs; empty if they are right."""
-        device, copies = outputs[0].device, _copy.deepcopy(values)
         if self.result is None:
             self.run(*_copy.deepcopy(values))
-        data = self.make_data(dict(zip(self.form["inputs"], copies, strict=True)), device)
-        parts = [self.view(name, value) for name, value in zip(self.form["outputs"], outputs, strict=True)]
+        device, data = outputs[0].device, self.make_data(_copy.deepcopy(values))
+        parts = [self.order(name, value, back=True) for name, value in zip(self.form["outputs"], outputs, strict=True)]
         try:
             with _Mode(device):
                 check = self.load("reference").check_implementation
@@ -184,11 +183,10 @@ class GpuModeProblem:
         """Import a file with `custom_kernel`, and return it as a function of the inputs."""
         self.files["submission"] = _Path(path).read_text(encoding="utf-8-sig")
         kernel = self.load("submission", path).custom_kernel
-        names, outputs = self.form["inputs"], self.form["outputs"]
+        outputs = self.form["outputs"]
 
         def run(*values: _Any) -> _Any:
-            device = next(value.device for value in values if isinstance(value, _torch.Tensor))
-            made, _ = self.flatten(kernel(self.make_data(dict(zip(names, values, strict=True)), device)), "output")
+            made, _ = self.flatten(kernel(self.make_data(values)), "output")
             if len(made) != len(outputs):
                 raise TypeError(f"custom_kernel returns {len(made)} tensors; the reference returns {len(outputs)}")
             return [self.fit(name, value) for name, value in zip(outputs, made.values(), strict=True)]

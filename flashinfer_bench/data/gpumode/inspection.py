@@ -1,14 +1,10 @@
-"""Finds the inputs and outputs of GPU MODE problems by running their code, in a process of its own.
+"""Finds the inputs and outputs of a GPU MODE problem by running its code on the CPU.
 
-    request: {"block": text, "problems": [{"files": {module: text}, "cases": [{argument: value}]}]}
-    response: a list, for each problem {"refused": reason}, or {"forms": [form]} with a form per case
-
-    form: {"inputs": {name: [shape, dtype]}, "outputs": {name: [shape, dtype]}, "orders", "homes": as in `block.py`,
-           "strided": [inputs that are parts of larger tensors], "others": text of the other values}
-
-A shape is null for a number. A problem runs in a fork of the process, on the CPU, with fake tensors, which have shapes
-and no values. A problem that needs values runs with real tensors. A fork is no sandbox, so the user has to trust the
-problems.
+the problem: {"files": {module: text}, "cases": [{argument: value}]}
+the answer: {"cases": [facts]}
+facts: {"form": {"inputs": {name: dtype}, "outputs": {name: dtype}, "orders", "homes": as in `block.py`},
+        "shapes": {name: shape, null for a number}, "others": text of the other values,
+        "strided": [inputs that are parts of larger tensors]}
 """
 
 from __future__ import annotations
@@ -17,20 +13,11 @@ import types
 from typing import Any, Final
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 
-from flashinfer_bench.data.kernelbench.inspection import Unsupported, inspect_apart
+from flashinfer_bench.data.problems.inspection import NUMBERS, Unsupported, describe
 
 FUNCTIONS: Final = ("generate_input", "ref_kernel", "check_implementation")
-NUMBERS: Final[dict[type, str]] = {bool: "bool", int: "int64", float: "float64"}
 CPU: Final = torch.device("cpu")
-
-
-def answer(request: dict[str, Any]) -> list[dict[str, Any]]:
-    """Inspect each problem in a fork of this process."""
-    with FakeTensorMode():  # loads modules once for all forks
-        torch.zeros(1).sum()
-    return [inspect_apart(inspect_problem, request["block"], problem) for problem in request["problems"]]
 
 
 def inspect_problem(block: str, problem: dict[str, Any]) -> dict[str, Any]:
@@ -42,52 +29,51 @@ def inspect_problem(block: str, problem: dict[str, Any]) -> dict[str, Any]:
     missing = [name for name in FUNCTIONS if not callable(getattr(reference, name, None))]
     if missing:
         raise Unsupported(f"its reference has no {', '.join(missing)}")
-    return {"forms": [_inspect_case(one, mode, case) for case in problem["cases"]]}
+    return {"cases": [_inspect_case(one, mode, case) for case in problem["cases"]]}
 
 
 def _inspect_case(one: Any, mode: Any, case: dict[str, Any]) -> dict[str, Any]:
     filled = list[torch.Tensor]()
-    data = one.generate({name: value for name, value in case.items() if name != "seed"}, mode(CPU, filled))
-    parts, structure = one.flatten(data, "data")
+    parts, structure = one.flatten(data := one.generate(case, mode(CPU, filled)), "data")
     inputs = {name: value for name, value in parts.items() if type(value) in NUMBERS or _is_tensor(value)}
-    others = {name: value for name, value in parts.items() if name not in inputs}
-    for name, value in others.items():
-        if isinstance(value, torch.nn.Module) or any(
-            map(_is_tensor, vars(value).values() if hasattr(value, "__dict__") else ())
+    others = {name: getattr(value, "__dict__", value) for name, value in parts.items() if name not in inputs}
+    for name, state in others.items():
+        if isinstance(parts[name], torch.nn.Module) or (
+            isinstance(state, dict) and any(map(_is_tensor, state.values()))
         ):
-            raise Unsupported(
-                f"{name} is a {type(value).__name__} with tensors; tensors have to be in tuples, lists and dicts"
-            )
+            kind = type(parts[name]).__name__
+            raise Unsupported(f"{name} is a {kind} with tensors; tensors have to be in tuples, lists and dicts")
     if not any(map(_is_tensor, inputs.values())):
         raise Unsupported("its data has no tensor")
     # The filling is a tensor's first write. After a second write, the values are the problem's own.
     unset = {_memory(tensor) for tensor in filled if tensor.is_inference() or tensor._version == 1}
     with mode(CPU):
         outputs, _ = one.flatten(one.load("reference").ref_kernel(data), "output")
-    orders, strided, homes = dict[str, list[int]](), list[str](), dict[str, str]()
-    for name, value in {**inputs, **outputs}.items():
+    values, homes, orders, strided = {**inputs, **outputs}, dict[str, str](), dict[str, list[int]](), list[str]()
+    described = {name: describe(name, value) for name, value in values.items()}
+    for name, output in outputs.items():
+        alike = [at for at in inputs if described[at] == described[name] and _is_tensor(output)]
+        own = [at for at in alike if _memory(output) == _memory(inputs[at])]
+        free = [at for at in alike if _memory(inputs[at]) in unset and at not in homes.values()]
+        if chosen := [*own, *free]:
+            homes[name] = chosen[0]
+    for name in values:
+        value = values[homes.get(name, name)]
         if _is_tensor(value) and not value.is_contiguous():
             order = sorted(range(value.ndim), key=lambda at: (-value.stride(at), at))
             if value.permute(order).is_contiguous():
                 orders[name] = order
             elif name in inputs:
                 strided.append(name)
-    for name, output in outputs.items():
-        alike = [at for at, value in inputs.items() if _is_tensor(value) and _describe(value) == _describe(output)]
-        own = [at for at in alike if _is_tensor(output) and _memory(output) == _memory(inputs[at])]
-        free = [at for at in alike if _memory(inputs[at]) in unset and at not in homes.values()]
-        if chosen := [*own, *free]:
-            homes[name] = chosen[0]
-            orders.pop(name, None)
-            orders |= {name: orders[chosen[0]]} if chosen[0] in orders else {}
-    return {
-        "inputs": {name: _describe(value, orders.get(name)) for name, value in inputs.items()},
-        "outputs": {name: _describe(value, orders.get(name), number=[]) for name, value in outputs.items()},
-        "orders": orders,
-        "homes": homes,
-        "strided": strided,
-        "others": f"{structure} {[vars(value) if hasattr(value, '__dict__') else value for value in others.values()]}",
+    shapes = {
+        name: ([] if name in outputs else None)
+        if shape is None
+        else [shape[at] for at in orders.get(name, range(len(shape)))]
+        for name, (shape, _) in described.items()
     }
+    inputs, outputs = ({name: described[name][1] for name in side} for side in (inputs, outputs))
+    form = {"inputs": inputs, "outputs": outputs, "orders": orders, "homes": homes}
+    return {"form": form, "shapes": shapes, "strided": strided, "others": f"{structure} {list(others.values())}"}
 
 
 def _is_tensor(value: Any) -> bool:
@@ -96,10 +82,3 @@ def _is_tensor(value: Any) -> bool:
 
 def _memory(tensor: torch.Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
-
-
-def _describe(value: Any, order: list[int] | None = None, number: list[int] | None = None) -> list[Any]:
-    """Return shape and dtype of a value. A number has the shape `number`."""
-    if isinstance(value, torch.Tensor):
-        return [[value.shape[at] for at in order or range(value.ndim)], str(value.dtype).removeprefix("torch.")]
-    return [number, NUMBERS[type(value)]]

@@ -79,37 +79,37 @@ class KernelBenchTask:
 
     @staticmethod
     def list_locations(model: _Any) -> dict[str, tuple[_Any, _Any]]:
-        """Return path → container and key of each tensor of a module."""
+        """Return path → container and key of each tensor of a module, also in lists and dicts that are attributes."""
         found = {}
         for path, module in model.named_modules():
             prefix, attributes = f"{path}." if path else "", vars(module)
             is_norm = isinstance(module, _torch.nn.modules.batchnorm._NormBase)
-            keeps_statistics = is_norm and module.training and module.track_running_stats
-            own = (module._parameters, {} if keeps_statistics else module._buffers, attributes)
-            lists = {key: one for key, one in attributes.items() if isinstance(one, (list, dict))}
-            nested = [(f"{prefix}{key}.", one) for key, one in lists.items() if key not in ("_parameters", "_buffers")]
-            for start, holder in [*((prefix, one) for one in own), *nested]:
-                for key, value in enumerate(holder) if isinstance(holder, list) else holder.items():
-                    if isinstance(value, _torch.Tensor):
-                        found[f"{start}{key}"] = holder, key
+            skipped = "_buffers" if is_norm and module.training and module.track_running_stats else None
+            for name, holder in [*attributes.items(), ("", attributes)]:
+                if isinstance(holder, (list, dict)) and name != skipped:
+                    start = prefix if name in ("", "_parameters", "_buffers") else f"{prefix}{name}."
+                    for key, value in enumerate(holder) if isinstance(holder, list) else holder.items():
+                        if isinstance(value, _torch.Tensor):
+                            found[f"{start}{key}"] = holder, key
         return found
+
+    def list_tensors(self, model: _Any) -> dict[str, _Any]:
+        """Return path → tensor of a module."""
+        return {path: holder[key] for path, (holder, key) in self.list_locations(model).items()}
 
     def list_state(self, model: _Any) -> dict[str, _Any]:
         """Return path → tensor of a module. A tensor at several paths is listed under the first path."""
         first: dict[int, tuple[str, _Any]] = {}
-        for path, (holder, key) in self.list_locations(model).items():
-            first.setdefault(id(holder[key]), (path, holder[key]))
+        for path, tensor in self.list_tensors(model).items():
+            first.setdefault(id(tensor), (path, tensor))
         return dict(first.values())
 
-    def wire(self, model: _Any) -> dict[str, tuple[int, _Any]]:
-        """Return path → index of the value that belongs there, and its shape, for a `Model`."""
+    def wire(self, model: _Any) -> dict[str, int]:
+        """Return path → index of the value that belongs there, for a `Model`."""
         indexes = {id(tensor): at for at, tensor in enumerate(self.list_state(model).values(), self.inputs)}
-        return {
-            path: (indexes[id(holder[key])], holder[key].shape)
-            for path, (holder, key) in self.list_locations(model).items()
-        }
+        return {path: indexes[id(tensor)] for path, tensor in self.list_tensors(model).items()}
 
-    def connect(self, model: _Any, wires: dict[str, tuple[int, _Any]]) -> _Any:
+    def connect(self, model: _Any, wires: dict[str, int]) -> _Any:
         """Return a function of all values that puts the state into a module, and calls it."""
         targets: list[tuple[_Any, _Any, int, _Any]] = []
         inputs, written, home = self.inputs, self.written, None
@@ -120,7 +120,7 @@ class KernelBenchTask:
             if device != home or home is None:
                 model.to(device=device, dtype=self.dtype)
                 locations, home = self.list_locations(model), device
-                targets[:] = [(*locations[path], index, shape) for path, (index, shape) in wires.items()]
+                targets[:] = [(*(at := locations[path]), index, at[0][at[1]].shape) for path, index in wires.items()]
             for holder, key, index, shape in targets:
                 value = values[index].clone() if index in written else values[index]
                 holder[key] = value if value.shape == shape else value.view(shape)
@@ -150,17 +150,17 @@ class KernelBenchTask:
         spec.loader.exec_module(module)
         model, other = (self.build(module.ModelNew, seed) for seed in (self.seed, self.seed + 1))
         given = self.list_state(self.build(self.namespace["Model"], self.seed))
-        tensors = {path: holder[key] for path, (holder, key) in self.list_locations(model).items()}
+        tensors, others = self.list_tensors(model), self.list_tensors(other)
         equal = {path: [name for name in given if self.is_same(one, given[name])] for path, one in tensors.items()}
-        wires, wrong, others, pairs = dict[str, _Any](), list[str](), self.list_locations(other), dict[int, str]()
+        wires, wrong, pairs = dict[str, int](), list[str](), dict[int, str]()
         for path in sorted(tensors, key=lambda path: path not in equal[path]):  # equal names choose first
-            tensor, (there, at) = tensors[path], others.get(path, ({"": None}, ""))
-            is_constant, paired = self.is_same(tensor, there[at]), pairs.get(id(tensor))
+            tensor = tensors[path]
+            is_constant, paired = self.is_same(tensor, others.get(path)), pairs.get(id(tensor))
             free = [paired] if paired else [name for name in equal[path] if name not in pairs.values()]
             fitting = free or ([] if is_constant else equal[path])  # a constant without a partner is the solution's own
             if fitting and tensor.is_contiguous():
                 chosen = pairs[id(tensor)] = path if path in fitting else fitting[0]
-                wires[path] = self.inputs + list(given).index(chosen), tensor.shape
+                wires[path] = self.inputs + list(given).index(chosen)
             elif fitting or not is_constant:
                 wrong.append(path)
         wrong += [path for path, _ in self.list_numbers(model) - self.list_numbers(other)]

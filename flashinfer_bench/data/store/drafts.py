@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 from pydantic import ValidationError
 
 from flashinfer_bench.base.files.reading import read_whole
-from flashinfer_bench.data.adapted import find_by_file, find_symbol, make_solution, takes
+from flashinfer_bench.data.adapted import ENGINES, find_by_file, find_engine, make_solution, takes
 from flashinfer_bench.data.definition import Definition
 from flashinfer_bench.data.entry import COMMENT, SETUP, check_entry, list_exports
 from flashinfer_bench.data.json_utils import load_json_file
@@ -133,8 +133,9 @@ def _make(path: Path, sources: dict[str, str], definitions: Mapping[str, Definit
     absolute = path.absolute()
     words = [absolute.stem if path.is_file() else absolute.name]
     words += [folder.name for folder in list(absolute.parents)[:NAMED_FOLDERS]]
-    symbol = next(filter(None, map(find_symbol, sources.keys(), sources.values())), None)
-    if hints.entry is None and symbol is not None:
+    engine = next(filter(None, map(find_engine, sources.keys(), sources.values())), None)
+    if hints.entry is None and engine is not None:
+        symbol = ENGINES[engine][0]
         chosen = hints.definition or find_by_file(words, definitions)
         runs = [
             signatures
@@ -144,7 +145,7 @@ def _make(path: Path, sources: dict[str, str], definitions: Mapping[str, Definit
         ]
         chosen = chosen or _find_definition(symbol, set().union(*runs), words, definitions)[0]
         _check_name(chosen, definitions)
-        if not runs or takes(definitions[chosen], symbol):
+        if not runs or takes(definitions[chosen], engine):
             solution = make_solution(words[0], hints.author, sources, definitions[chosen], language)
             solution = solution.model_copy(update={"description": DRAFT_DESCRIPTION})
             return Draft(solution, path, f"{path}: {language.value}, {symbol}, of {chosen}", False)

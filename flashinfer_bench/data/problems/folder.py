@@ -1,0 +1,160 @@
+"""Reads a folder of another engine's problems and solutions as a trace set in memory.
+
+The shapes of a problem come from a run of its code (`inspection.py`). All inputs have the type `custom`: the reference
+draws them. A file that cannot be read, or that makes no definition or solution, is one issue of the set.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final, NamedTuple, Protocol
+
+from pydantic import ValidationError
+
+from flashinfer_bench.base.files.reading import read_whole
+from flashinfer_bench.base.files.trees import walk_files
+from flashinfer_bench.base.isolated import IsolatedFailure, run_isolated
+from flashinfer_bench.data.adapted import ENGINES, SOURCE_TAG, find_engine, make_solution
+from flashinfer_bench.data.definition import Definition
+from flashinfer_bench.data.issue import LoadIssue
+from flashinfer_bench.data.solution import SupportedLanguages
+from flashinfer_bench.data.store.dialects import MOST_SOURCE_BYTES
+from flashinfer_bench.data.store.drafts import find_language
+from flashinfer_bench.data.store.layout import DEFINITIONS
+from flashinfer_bench.data.trace import Trace
+from flashinfer_bench.data.trace_set import TraceSet
+from flashinfer_bench.data.workload import Workload
+from flashinfer_bench.errors import DataSetError, Fault
+
+LIMIT_S: Final = 120.0
+"""Seconds that the code of one problem may take."""
+
+Raw = dict[str, Any]
+
+
+class Problem(NamedTuple):
+    """One problem of a folder."""
+
+    request: Any
+    """The JSON value that the engine's `inspect_problem` gets."""
+    make: Callable[[str, Raw], Iterable[tuple[Raw, Sequence[Raw]]]]
+    """Takes the engine's block and the answer of `inspect_problem`; yields definitions with their workloads."""
+
+
+class Engine(Protocol):
+    """An engine whose problems can be read. Its package has `block.py` and `inspection.py`."""
+
+    name: str
+    """A key of `ENGINES`."""
+    file: re.Pattern[str]
+    """Names of files that may be problems."""
+    mark: str
+    """A text of each problem's file."""
+    form: str
+    """The files of a problem, for people."""
+
+    def read(self, file: Path, text: str, issues: list[LoadIssue]) -> Problem | None:
+        """Return the problem of a file; None if `issues` got the reasons against it."""
+
+    def name_solutions(self, found: TraceSet, file: Path) -> Iterable[tuple[str, str, str]]:
+        """Yield definition, name and author of each solution that a Python file makes, if it has the engine's form."""
+
+
+def read_folder(root: Path, engine: Engine) -> TraceSet:
+    """Run the code of the problems in a folder to find their shapes; return the set of problems and solutions.
+
+    Raises:
+        DataSetError: the folder has no problems.
+        Fault: the process that runs the problems ended.
+    """
+    found, problems = TraceSet.from_path(root), dict[Path, Problem]()
+    issues = found.issues = [issue for issue in found.issues if issue.missing_definition is None]
+    for file, text in find_problems(root, engine, issues):
+        with _refusing(file, issues):
+            if problem := engine.read(file, text, issues):
+                problems[file] = problem
+    if not problems and not issues:
+        raise DataSetError(f"{root} has no {ENGINES[engine.name][1]}, such as {engine.form}")
+    package = f"flashinfer_bench.data.{engine.name}"
+    block = (Path(__file__).parents[1] / engine.name / "block.py").read_text(encoding="utf-8")
+    request = {"module": f"{package}.inspection", "block": block, "limit_s": LIMIT_S}
+    request["problems"] = [problem.request for problem in problems.values()]
+    try:
+        answers = run_isolated(f"{__package__}.inspection", request, limit_s=LIMIT_S * (len(problems) + 1))
+    except IsolatedFailure as error:
+        raise Fault(f"the process that runs the problems ended with exit code {error.code}:\n{error.log}") from error
+    for (file, problem), facts in zip(problems.items(), answers, strict=True):
+        with _refusing(file, issues):
+            if "refused" in facts:
+                raise DataSetError(facts["refused"])
+            for raw, workloads in list(problem.make(block, facts)):
+                _add_definition(found, engine, file, raw, workloads)
+    for file in list_files(root):
+        if file.suffix == ".py" and (named := [*engine.name_solutions(found, file)]):
+            with _refusing(file, issues):
+                text = read_source(file)
+                for definition, name, author in named if find_engine(file.name, text) else ():
+                    _add_solution(found, file, text, definition, name, author)
+    return found
+
+
+def find_problems(root: Path, engine: Engine, issues: list[LoadIssue]) -> Iterator[tuple[Path, str]]:
+    """Yield the file and text of each problem of a folder. A trace set has none."""
+    for file in [] if (root / DEFINITIONS).is_dir() else list_files(root):
+        if engine.file.fullmatch(file.name):
+            with _refusing(file, issues):
+                if engine.mark in (text := read_source(file)):
+                    yield file, text
+
+
+def list_files(root: Path) -> list[Path]:
+    """Return the files of a folder, without hidden folders such as .venv."""
+    return sorted(walk_files(root, lambda *_: None, passes_over=lambda name: name.startswith(".")))
+
+
+def read_source(file: Path) -> str:
+    """Return the text of a source file."""
+    return read_whole(file, MOST_SOURCE_BYTES).decode("utf-8-sig")
+
+
+def make_name(text: str) -> str:
+    """Return a text as part of a definition's name."""
+    return re.sub(r"[^a-z0-9]+", "_", text.lower()).strip("_")
+
+
+def _add_definition(found: TraceSet, engine: Engine, file: Path, raw: Raw, workloads: Sequence[Raw]) -> None:
+    tags = [f"{SOURCE_TAG}{engine.name}", *raw["tags"]]
+    definition = Definition.model_validate({**raw, "tags": tags, "custom_inputs_entrypoint": "make_inputs"})
+    name, lines = definition.name, dict[str, Trace]()
+    if name in found.definitions:
+        raise DataSetError(f"{found.definition_files[name]} is {name} already")
+    for one in workloads:
+        key = str(uuid.uuid5(uuid.NAMESPACE_URL, json.dumps([name, one])))
+        inputs = {at: {"type": "custom"} for at in definition.inputs}
+        lines[key] = Trace(definition=name, workload=Workload.model_validate({"uuid": key, "inputs": inputs, **one}))
+    found.definitions[name], found.definition_files[name], found.workloads[name] = definition, file, [*lines.values()]
+
+
+def _add_solution(found: TraceSet, file: Path, text: str, definition: str, name: str, author: str) -> None:
+    if name in found.solution_files:
+        raise DataSetError(f"{found.solution_files[name]} is {name} already")
+    sources = {file.name: text}
+    language = find_language(sources) or SupportedLanguages.PYTHON
+    made = make_solution(name, author, sources, found.definitions[definition], language)
+    found.solutions.setdefault(definition, []).append(made)
+    found.solution_files[name] = file
+
+
+@contextmanager
+def _refusing(file: Path, issues: list[LoadIssue]) -> Iterator[None]:
+    """Turn an error about a file into an issue: the file is no part of the set."""
+    try:
+        yield
+    except (OSError, ValueError, DataSetError) as error:
+        reason = error.errors()[0]["msg"] if isinstance(error, ValidationError) else error
+        issues.append(LoadIssue("error", file, None, None, f"not carried over: {reason}"))
