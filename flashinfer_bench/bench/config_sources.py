@@ -235,7 +235,7 @@ def flatten(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def nest(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """Return flat values with the keys of `extra` as a mapping of their own, if there are any."""
+    """Undo `flatten`: values with keys such as "extra.name" become one mapping under the key `extra`."""
     extra = {name.removeprefix("extra."): value for name, value in flat.items() if name.startswith("extra.")}
     values = {name: value for name, value in flat.items() if not name.startswith("extra.")}
     return {**values, "extra": extra} if extra else values

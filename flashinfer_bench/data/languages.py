@@ -29,7 +29,7 @@ class Language:
     dependencies: tuple[str, ...] = ()
     """Dependencies of all its solutions."""
     program: str | None = None
-    """Compiler that its package starts."""
+    """Compiler that the language's package starts."""
     requires_cuda: bool = False
     """Whether it is built with the CUDA toolkit."""
 

@@ -156,7 +156,10 @@ Program = list[bytes]
 
 
 def read_calls(machine: str) -> dict[str, tuple[int, str]]:
-    """Return call → its number on a machine, and its verdicts. Calls that the machine lacks are omitted."""
+    """Return the name of each system call → its number on a machine, and its verdicts.
+
+    Calls that the machine lacks are omitted.
+    """
     rows = [line.split(None, 3) for line in TABLE.splitlines() if line and not line.startswith("#")]
     column = MACHINES[machine][0]
     return {row[0]: (int(row[column]), row[3]) for row in rows if row[column] != "-"}

@@ -75,7 +75,7 @@ GAPS_SHARE: Final = 0.001
 call."""
 WORK_SHARE: Final = 0.5
 """A replay is refused if its operations take less than this share of the time that the call's operations take.
-Operations with equal names may still do less work."""
+Equal names of operations prove nothing: a replay's operations may do less work."""
 OTHER: Final = "a replay launches something else than the call does"
 LESS: Final = "a replay does less than half of the work that the call does"
 

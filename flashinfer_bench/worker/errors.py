@@ -19,7 +19,7 @@ KEPT_FRAMES: Final = 12
 MODULE: Final = "<module>"
 """Python's name for a module's code, in place of a function's name."""
 NATIVE: Final = re.compile(r"(?!/).+\.(cpp|cc|cxx|cu|cuh|h|hpp)")
-"""A C++ or CUDA source of the solution in a frame of tvm-ffi. The compiler was given its path in the solution."""
+"""A C++ or CUDA source of the solution in a frame of tvm-ffi. The compiler got the file's path in the solution."""
 MOST_CAUSES: Final = 20
 """Maximum number of exceptions in a chain of causes. Solutions can make endless chains."""
 

@@ -44,7 +44,7 @@ from flashinfer_bench.worker.jit.start import prepare_triton
 from flashinfer_bench.worker.main import run_worker
 
 READY: Final = b"\0"
-"""Message of a server of workers that precompile, after its imports."""
+"""Message that a server has imported its modules. Only a server whose workers precompile sends it."""
 SUPERVISORS_LIMIT_S: Final = 2.0
 """Seconds for supervisors to end their workers at the session's end. Processes that keep forking are killed at once."""
 END_LIMIT_S: Final = 30.0

@@ -132,7 +132,7 @@ class LaunchedSession:
         return self._pid
 
     def wait(self, limit_s: float) -> bool:
-        """Wait until it has ended; return whether it has."""
+        """Wait at most `limit_s` seconds for its end; return whether it has ended."""
         deadline = time.monotonic() + limit_s
         while not self._has_ended and wait([self._reports], max(0.0, deadline - time.monotonic())):
             try:

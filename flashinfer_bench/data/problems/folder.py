@@ -69,7 +69,7 @@ def read_folder(root: Path, engine: Engine) -> TraceSet:
     """Run the code of the problems in a folder to find their shapes; return the set of problems and solutions.
 
     Raises:
-        DataSetError: the folder has no problems.
+        DataSetError: the folder holds no problem files.
         Fault: the process that runs the problems ended.
     """
     found, problems = TraceSet.from_path(root), dict[Path, Problem]()

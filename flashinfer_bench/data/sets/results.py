@@ -62,7 +62,7 @@ class Result(NamedTuple):
     sol_score: float | None = None
     """Speed-of-light score, 0 for a failure. None if it is unknown, or if the interval is below the floor."""
     sol_baseline: str = ""
-    """Author of the score's baseline, or `REFERENCE`. Means skip a result with an empty value."""
+    """Author of the score's baseline, or `REFERENCE`. If it is empty, no mean counts the result."""
     baseline_ms: float | None = None
     """Lowest latency of the set's baseline author; 0 if that author has no latency; None if the reference is the
     baseline."""

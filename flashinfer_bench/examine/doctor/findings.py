@@ -92,7 +92,7 @@ def find_programs(tried: Mapping[str, tuple[State, str]]) -> Iterator[Finding]:
 
 
 def find_confinement(sandbox: Sandbox, asked_for: Level) -> Iterator[Finding]:
-    """Say which sandbox solutions get.
+    """Say how solutions are confined.
 
     Args:
         sandbox: the sandbox that this machine provides.

@@ -86,7 +86,7 @@ class WorkerExit:
     """Processes that it left running; they were killed."""
     over_memory: bool
     over_machine: bool = False
-    """The worker was ended because memory outside all processes grew on the machine."""
+    """The worker was ended because the machine's memory filled up, and no process holds that memory."""
 
     def __str__(self) -> str:
         if self.over_memory:

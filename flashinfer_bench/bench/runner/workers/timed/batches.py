@@ -80,9 +80,10 @@ FETCH_NS: Final = {True: (300_000.0, 4_000.0), False: (500_000.0, 20_000.0)}
 for calls and copies in graphs, False for launches by the host. Further time is charged to the calls."""
 TRIES: Final = 3
 SERIES_S: Final = 0.15
-"""The delay until a batch begins varies, so the fastest batch gives the cost of a call. Batches are made until one
-confirms the latency, or TRIES batches and SERIES_S seconds are over. A contradiction needs TRIES times as many batches
-and seconds. If TRIES batches do not resolve a call, no more are made."""
+"""The delay until a batch begins varies, so the fastest batch gives the cost of a call. Batches end when one confirms
+the latency, or after TRIES batches and SERIES_S seconds. Slow batches end after TRIES times SERIES_S seconds. A
+contradiction needs TRIES times as many batches and seconds. If TRIES batches do not resolve a call, no more are
+made."""
 EMPTY_CALLS: Final = 1, 65
 """Numbers of calls in small and in large empty batches. The times of both give the overhead of a batch. If the second
 number were small, an empty call would seem long on a busy machine."""

@@ -297,7 +297,7 @@ class ChainTimer:
             claimed_ns: latency of one call, including `setup`.
 
         Raises:
-            ClaimContradicted: RUNTIME_ERROR; all chains take longer than the report allows.
+            ClaimContradicted: all chains take longer than the report allows. The status is RUNTIME_ERROR.
             SolutionFailure: a change of the machine's speed cannot explain the difference; or outputs differ from the
                 committed digests.
         """
