@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from benchmarks.run_kernelbench import TASKS, command, judge_tasks, read_tasks, write_tasks
+from flashinfer_bench.base.isolated import run_isolated
 from flashinfer_bench.cli.main import cli
 from flashinfer_bench.data.kernelbench.block import KernelBenchTask
 from flashinfer_bench.data.kernelbench.tasks import KernelBench
@@ -111,6 +112,15 @@ def test_a_task_that_cannot_be_carried_over_is_named_with_the_reason(tmp_path: P
     for name, (_, reason) in REFUSED.items():
         assert (reason is None) == (name not in reasons)
         assert reason is None or reason in reasons[name]
+
+
+@pytest.mark.cpu
+def test_a_task_that_takes_too_long_is_refused_and_the_next_is_inspected() -> None:
+    request = {"module": "flashinfer_bench.data.kernelbench.inspection", "block": "", "limit_s": 2}
+    request["problems"] = ["import time\ntime.sleep(60)", ""]
+    slow, empty = run_isolated("flashinfer_bench.data.problems.inspection", request, limit_s=60)
+    assert slow == {"refused": "its code takes longer than 2 s"}
+    assert "has no attribute 'KernelBenchTask'" in empty["refused"]
 
 
 @pytest.mark.cpu

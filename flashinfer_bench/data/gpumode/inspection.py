@@ -9,12 +9,11 @@ facts: {"form": {"inputs": {name: dtype}, "outputs": {name: dtype}, "orders", "h
 
 from __future__ import annotations
 
-import types
 from typing import Any, Final
 
 import torch
 
-from flashinfer_bench.data.problems.inspection import NUMBERS, Unsupported, describe
+from flashinfer_bench.data.problems.inspection import NUMBERS, Unsupported, describe, execute
 
 FUNCTIONS: Final = ("generate_input", "ref_kernel", "check_implementation")
 CPU: Final = torch.device("cpu")
@@ -22,9 +21,8 @@ CPU: Final = torch.device("cpu")
 
 def inspect_problem(block: str, problem: dict[str, Any]) -> dict[str, Any]:
     """Draw the data of each case, and call the reference with it."""
-    namespace: dict[str, Any] = vars(types.ModuleType("gpumode_block"))
-    exec(compile(block, "gpumode_block", "exec", dont_inherit=True), namespace)
-    one, mode = namespace["GpuModeProblem"](problem["files"]), namespace["_Mode"]
+    module = execute("gpumode_block", block)
+    one, mode = module.GpuModeProblem(problem["files"]), module._Mode
     reference = one.load("reference")
     missing = [name for name in FUNCTIONS if not callable(getattr(reference, name, None))]
     if missing:

@@ -7,14 +7,12 @@ is null for a number. Floating-point tensors are float32, as in the task.
 from __future__ import annotations
 
 import inspect
-import sys
-import types
 from typing import Any, Final
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from flashinfer_bench.data.problems.inspection import Unsupported, describe
+from flashinfer_bench.data.problems.inspection import Unsupported, describe, execute
 
 FRACTIONS: Final = ("p", "dropout_p", "dropout")
 """Names of an operator's probability. At 0, the operator draws no random numbers."""
@@ -35,9 +33,7 @@ class RandomOperators(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def inspect_problem(block: str, source: str) -> dict[str, Any]:
     """Build a task's `Model`, and call it once."""
-    module = types.ModuleType("kernelbench_task")
-    sys.modules[module.__name__] = module
-    exec(compile(f"{source}\n\n\n{block}", module.__name__, "exec", dont_inherit=True), vars(module))
+    module = execute("kernelbench_task", f"{source}\n\n\n{block}")
     task = module.KernelBenchTask(vars(module), "float32")
     model, other = (task.build(module.Model, seed) for seed in (task.seed, task.seed + 1))
     if differing := sorted(path for path, _ in task.list_numbers(model) - task.list_numbers(other)):

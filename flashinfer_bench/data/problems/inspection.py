@@ -13,6 +13,8 @@ from __future__ import annotations
 import json
 import multiprocessing
 import resource
+import sys
+import types
 from collections.abc import Callable
 from contextlib import nullcontext
 from importlib import import_module
@@ -75,6 +77,13 @@ def _send(sending: Connection, inspect: Inspect, block: str, problem: Any) -> No
                 continue
         break
     sending.send_bytes(json.dumps(found).encode())
+
+
+def execute(name: str, text: str) -> types.ModuleType:
+    """Return a new module with this source."""
+    module = sys.modules[name] = types.ModuleType(name)
+    exec(compile(text, name, "exec", dont_inherit=True), vars(module))
+    return module
 
 
 def describe(what: str, value: Any) -> tuple[list[int] | None, str]:
