@@ -13,7 +13,6 @@ become workloads that are judged and not timed.
 from __future__ import annotations
 
 import ast
-import functools
 import json
 import re
 from collections.abc import Iterator
@@ -25,7 +24,7 @@ from pydantic import Field
 
 from flashinfer_bench.data.issue import LoadIssue, Location
 from flashinfer_bench.data.model import DataModel
-from flashinfer_bench.data.problems.folder import Problem, Raw, make_name, read_source
+from flashinfer_bench.data.problems.folder import Raw, make_name, read_source
 from flashinfer_bench.data.reference import parse_source
 from flashinfer_bench.data.sets.results import RANKING
 from flashinfer_bench.data.store.parse import parse_raw
@@ -84,7 +83,7 @@ class Task(DataModel):
 
 
 class GpuMode:
-    """Reads problems, and keeps their own files, which are no submissions."""
+    """Reads problems, and keeps them: a problem's own files are no submissions."""
 
     name = "gpumode"
     file = re.compile(r"task\.yml")
@@ -92,10 +91,10 @@ class GpuMode:
     form = "a folder with task.yml and reference.py"
 
     def __init__(self) -> None:
-        self.own: set[Path] = set()
+        self.tasks: dict[Path, Task] = {}
 
-    def read(self, file: Path, text: str, issues: list[LoadIssue]) -> Problem | None:
-        """Return the problem of a task.yml; None if a field is wrong."""
+    def read(self, file: Path, text: str, issues: list[LoadIssue]) -> Raw | None:
+        """Return module name → text of a problem's files, and its cases without seeds; None if a field is wrong."""
         try:
             _, raw = parse_yaml(text)
         except yaml.YAMLError as error:
@@ -103,84 +102,81 @@ class GpuMode:
         task = parse_raw(Task, raw, Location(file), issues)
         if task is None:
             return None
+        self.tasks[file] = task
         cases = [{key: value for key, value in case.items() if key != SEED} for case in task.cases]
-        request: Raw = {"files": dict(_read_files(file, task)), "cases": cases}
-        own = [task.config.get("main", SUBMISSION), *(one.source for one in task.files)]
-        self.own |= {(file.parent / one).resolve() for one in own}
-        return Problem(request, functools.partial(make, file, task, request, issues))
+        return {"files": dict(_read_files(file, task)), "cases": cases}
 
     def name_solutions(self, found: TraceSet, file: Path) -> Iterator[tuple[str, str, str]]:
         """Yield the solutions that a file in a problem's folder makes, one for each definition."""
-        for name, task in found.definition_files.items() if file.resolve() not in self.own else ():
-            if file.is_relative_to(task.parent):
-                author = file.parent.name if file.parent != task.parent else "template"
-                yield name, f"{name}_{author}_{file.stem}", author
+        for name, where in found.definition_files.items():
+            folder, task = where.parent, self.tasks.get(where)
+            if task is not None and file.is_relative_to(folder):
+                own = [task.config.get("main", SUBMISSION), *(one.source for one in task.files)]
+                author = file.parent.name if file.parent != folder else "template"
+                if file.resolve() not in [(folder / one).resolve() for one in own]:
+                    yield name, f"{name}_{author}_{file.stem}", author
 
-
-def make(
-    file: Path, task: Task, request: Raw, issues: list[LoadIssue], block: str, facts: Raw
-) -> Iterator[tuple[Raw, list[Raw]]]:
-    """Yield a definition and its workloads for each form of a problem's data.
-
-    Args:
-        request: the request to `inspection.py`.
-        block: the code of `block.py`.
-        facts: the answer of `inspection.py`.
-    """
-    owner, stem = (make_name(one.name) for one in (file.absolute().parents[1], file.absolute().parent))
-    texts, seeds = request["files"], ", ".join(str(case.get(SEED)) for case in task.cases)
-    tolerance, groups = read_tolerance(texts["reference"]), dict[str, list[tuple[int, Case, Raw]]]()
-    for at, (case, one) in enumerate(zip(request["cases"], facts["cases"], strict=True)):
-        ranks = {name: shape and len(shape) for name, shape in one["shapes"].items()}
-        groups.setdefault(json.dumps([sorted(case), ranks, one["form"], one["others"]]), []).append((at, case, one))
-    for number, members in enumerate(groups.values(), 1):
-        _, first, one = members[0]
-        choices, sizes = dict[str, list[Any]](), dict[str, list[int]]()
-        for key in first:
-            values: list[Any] = [case[key] for _, case, _ in members]
-            if not all(type(value) is int and value >= 0 for value in values):
-                choices[key] = [value for at, value in enumerate(values) if value not in values[:at]]
-                values = [choices[key].index(value) for value in values]
-            sizes[key] = values
-        shapes = {name: [one["shapes"][name] for _, _, one in members] for name in one["shapes"]}
-        specs = {
-            side: {
-                name: {"shape": _name_axes(name, shapes[name], sizes, choices), "dtype": kind}
-                for name, kind in one["form"][side].items()
-            }
-            for side in ("inputs", "outputs")
-        }
-        described = {key: ", ".join(f"{at}: {value}" for at, value in enumerate(one)) for key, one in choices.items()}
-        functions = ["run", "make_inputs", "bind_solution", *([] if tolerance else ["check_outputs"])]
-        lines = [
-            *(block, "\n_files = {}"),
-            *(f"_files[{module!r}] = {_literal(text)}" for module, text in texts.items()),
-            f"_problem = GpuModeProblem(_files, {first!r}, choices={choices!r}, **{one['form']!r})",
-            *(f"{function} = _problem.{function}" for function in functions),
-        ]
-        definition = {
-            "name": f"{stem}_{number}" if len(groups) > 1 else stem,
-            "op_type": GpuMode.name,
-            "axes": {key: {"type": "var", "description": described.get(key)} for key in sizes},
-            **specs,
-            "reference": "\n".join([*lines, ""]),
-            "tags": [f"set:{owner}", f"problem:{stem}", f"{RANKING}{task.ranking_by}"],
-            "description": f"{task.description.strip()}\n\nPublic seeds, without effect: {seeds}",
-        }
-        yield (
-            definition,
-            [
-                {
-                    "axes": {key: values[row] for key, values in sizes.items()},
-                    "tolerance": tolerance,
-                    "timed": at >= len(task.tests),
+    def make(
+        self, file: Path, problem: Raw, facts: Raw, block: str, issues: list[LoadIssue]
+    ) -> Iterator[tuple[Raw, list[Raw]]]:
+        """Yield a definition and its workloads for each form of a problem's data."""
+        task = self.tasks[file]
+        owner, stem = (make_name(one.name) for one in (file.absolute().parents[1], file.absolute().parent))
+        texts, seeds = problem["files"], ", ".join(str(case.get(SEED)) for case in task.cases)
+        tolerance, groups = read_tolerance(texts["reference"]), dict[str, list[tuple[int, Case, Raw]]]()
+        for at, (case, one) in enumerate(zip(problem["cases"], facts["cases"], strict=True)):
+            ranks = {name: shape and len(shape) for name, shape in one["shapes"].items()}
+            groups.setdefault(json.dumps([sorted(case), ranks, one["form"], one["others"]]), []).append((at, case, one))
+        for number, members in enumerate(groups.values(), 1):
+            _, first, one = members[0]
+            choices, sizes = dict[str, list[Any]](), dict[str, list[int]]()
+            for key in first:
+                values: list[Any] = [case[key] for _, case, _ in members]
+                if not all(type(value) is int and value >= 0 for value in values):
+                    choices[key] = [value for at, value in enumerate(values) if value not in values[:at]]
+                    values = [choices[key].index(value) for value in values]
+                sizes[key] = values
+            shapes = {name: [one["shapes"][name] for _, _, one in members] for name in one["shapes"]}
+            specs = {
+                side: {
+                    name: {"shape": _name_axes(name, shapes[name], sizes, choices), "dtype": kind}
+                    for name, kind in one["form"][side].items()
                 }
-                for row, (at, _, _) in enumerate(members)
-            ],
-        )
-    if strided := dict.fromkeys(name for one in facts["cases"] for name in one["strided"]):
-        text = f"{', '.join(strided)}: parts of larger tensors are made contiguous"
-        issues.append(Location(file).issue("warning", text))
+                for side in ("inputs", "outputs")
+            }
+            described = {
+                key: ", ".join(f"{at}: {value}" for at, value in enumerate(one)) for key, one in choices.items()
+            }
+            functions = ["run", "make_inputs", "bind_solution", *([] if tolerance else ["check_outputs"])]
+            lines = [
+                *(block, "\n_files = {}"),
+                *(f"_files[{module!r}] = {_literal(text)}" for module, text in texts.items()),
+                f"_problem = GpuModeProblem(_files, {first!r}, choices={choices!r}, **{one['form']!r})",
+                *(f"{function} = _problem.{function}" for function in functions),
+            ]
+            definition = {
+                "name": f"{stem}_{number}" if len(groups) > 1 else stem,
+                "op_type": self.name,
+                "axes": {key: {"type": "var", "description": described.get(key)} for key in sizes},
+                **specs,
+                "reference": "\n".join([*lines, ""]),
+                "tags": [f"set:{owner}", f"problem:{stem}", f"{RANKING}{task.ranking_by}"],
+                "description": f"{task.description.strip()}\n\nPublic seeds, without effect: {seeds}",
+            }
+            yield (
+                definition,
+                [
+                    {
+                        "axes": {key: values[row] for key, values in sizes.items()},
+                        "tolerance": tolerance,
+                        "timed": at >= len(task.tests),
+                    }
+                    for row, (at, _, _) in enumerate(members)
+                ],
+            )
+        if strided := dict.fromkeys(name for one in facts["cases"] for name in one["strided"]):
+            text = f"{', '.join(strided)}: parts of larger tensors are made contiguous"
+            issues.append(Location(file).issue("warning", text))
 
 
 def read_tolerance(reference: str) -> Raw | None:

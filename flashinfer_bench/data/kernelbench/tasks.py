@@ -9,7 +9,6 @@ that connects them (`block.py`).
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import re
 from collections.abc import Iterator
@@ -18,7 +17,7 @@ from typing import Any, Final
 
 from flashinfer_bench.data.adapted import find_by_file
 from flashinfer_bench.data.issue import LoadIssue
-from flashinfer_bench.data.problems.folder import Problem, Raw, make_name
+from flashinfer_bench.data.problems.folder import Raw, make_name
 from flashinfer_bench.data.trace_set import TraceSet
 
 PRECISIONS: Final = {
@@ -41,16 +40,18 @@ class KernelBench:
     def __init__(self, precision: str = "fp32") -> None:
         self.precision = precision
 
-    def read(self, file: Path, text: str, _issues: list[LoadIssue]) -> Problem:
-        """Return the task of a file."""
-        return Problem(text, functools.partial(self.make, file, text))
+    def read(self, _file: Path, text: str, _issues: list[LoadIssue]) -> str:
+        """Return the code of a task."""
+        return text
 
     def name_solutions(self, found: TraceSet, file: Path) -> Iterator[tuple[str, str, str]]:
         """Yield the solution that a file of a run makes."""
         if definition := find_by_file([file.stem], found.definitions):
             yield definition, f"{file.parent.name}_{file.stem}", file.parent.name
 
-    def make(self, file: Path, source: str, block: str, facts: Raw) -> Iterator[tuple[Raw, list[Raw]]]:
+    def make(
+        self, file: Path, source: str, facts: Raw, block: str, _issues: list[LoadIssue]
+    ) -> Iterator[tuple[Raw, list[Raw]]]:
         """Yield the definition of a task, with its workload."""
         number, name = self.file.fullmatch(file.name).groups()  # type: ignore[union-attr] # the name was matched before
         match, (dtype, bound) = LEVEL.fullmatch(file.parent.name), PRECISIONS[self.precision]
@@ -67,8 +68,10 @@ class KernelBench:
             "tags": [f"version:{digest}"],
         }
         for side in ("inputs", "outputs"):
-            kinds = {name: (shape, dtype if kind == "float32" else kind) for name, (shape, kind) in facts[side].items()}
-            definition[side] = {name: {"shape": shape, "dtype": kind} for name, (shape, kind) in kinds.items()}
+            definition[side] = {
+                name: {"shape": shape, "dtype": dtype if kind == "float32" else kind}
+                for name, (shape, kind) in facts[side].items()
+            }
         yield (
             definition,
             [{"axes": {}, "tolerance": {"max_atol": bound, "max_rtol": bound, "required_matched_ratio": 1.0}}],

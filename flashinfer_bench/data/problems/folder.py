@@ -9,10 +9,10 @@ from __future__ import annotations
 import json
 import re
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, Protocol
 
 from pydantic import ValidationError
 
@@ -25,7 +25,6 @@ from flashinfer_bench.data.issue import LoadIssue
 from flashinfer_bench.data.solution import SupportedLanguages
 from flashinfer_bench.data.store.dialects import MOST_SOURCE_BYTES
 from flashinfer_bench.data.store.drafts import find_language
-from flashinfer_bench.data.store.layout import DEFINITIONS
 from flashinfer_bench.data.trace import Trace
 from flashinfer_bench.data.trace_set import TraceSet
 from flashinfer_bench.data.workload import Workload
@@ -35,15 +34,6 @@ LIMIT_S: Final = 120.0
 """Seconds that the code of one problem may take."""
 
 Raw = dict[str, Any]
-
-
-class Problem(NamedTuple):
-    """One problem of a folder."""
-
-    request: Any
-    """The JSON value that the engine's `inspect_problem` gets."""
-    make: Callable[[str, Raw], Iterable[tuple[Raw, Sequence[Raw]]]]
-    """Takes the engine's block and the answer of `inspect_problem`; yields definitions with their workloads."""
 
 
 class Engine(Protocol):
@@ -58,8 +48,19 @@ class Engine(Protocol):
     form: str
     """The files of a problem, for people."""
 
-    def read(self, file: Path, text: str, issues: list[LoadIssue]) -> Problem | None:
-        """Return the problem of a file; None if `issues` got the reasons against it."""
+    def read(self, file: Path, text: str, issues: list[LoadIssue]) -> Any:
+        """Return the JSON value that `inspect_problem` gets; None if `issues` got the reasons against the problem."""
+
+    def make(
+        self, file: Path, problem: Any, facts: Raw, block: str, issues: list[LoadIssue]
+    ) -> Iterable[tuple[Raw, Sequence[Raw]]]:
+        """Yield the definitions of a problem, with their workloads.
+
+        Args:
+            problem: the result of `read`.
+            facts: the answer of `inspect_problem`.
+            block: the text of `block.py`.
+        """
 
     def name_solutions(self, found: TraceSet, file: Path) -> Iterable[tuple[str, str, str]]:
         """Yield definition, name and author of each solution that a Python file makes, if it has the engine's form."""
@@ -72,18 +73,21 @@ def read_folder(root: Path, engine: Engine) -> TraceSet:
         DataSetError: the folder holds no problem files.
         Fault: the process that runs the problems ended.
     """
-    found, problems = TraceSet.from_path(root), dict[Path, Problem]()
+    found, problems = TraceSet.from_path(root), dict[Path, Any]()
     issues = found.issues = [issue for issue in found.issues if issue.missing_definition is None]
     for file, text in find_problems(root, engine, issues):
         with _refusing(file, issues):
-            if problem := engine.read(file, text, issues):
+            if (problem := engine.read(file, text, issues)) is not None:
                 problems[file] = problem
     if not problems and not issues:
         raise DataSetError(f"{root} has no {ENGINES[engine.name][1]}, such as {engine.form}")
-    package = f"flashinfer_bench.data.{engine.name}"
     block = (Path(__file__).parents[1] / engine.name / "block.py").read_text(encoding="utf-8")
-    request = {"module": f"{package}.inspection", "block": block, "limit_s": LIMIT_S}
-    request["problems"] = [problem.request for problem in problems.values()]
+    request = {
+        "module": f"flashinfer_bench.data.{engine.name}.inspection",
+        "block": block,
+        "limit_s": LIMIT_S,
+        "problems": [*problems.values()],
+    }
     try:
         answers = run_isolated(f"{__package__}.inspection", request, limit_s=LIMIT_S * (len(problems) + 1))
     except IsolatedFailure as error:
@@ -92,7 +96,7 @@ def read_folder(root: Path, engine: Engine) -> TraceSet:
         with _refusing(file, issues):
             if "refused" in facts:
                 raise DataSetError(facts["refused"])
-            for raw, workloads in list(problem.make(block, facts)):
+            for raw, workloads in list(engine.make(file, problem, facts, block, issues)):
                 _add_definition(found, engine, file, raw, workloads)
     for file in list_files(root):
         if file.suffix == ".py" and (named := [*engine.name_solutions(found, file)]):
@@ -104,8 +108,8 @@ def read_folder(root: Path, engine: Engine) -> TraceSet:
 
 
 def find_problems(root: Path, engine: Engine, issues: list[LoadIssue]) -> Iterator[tuple[Path, str]]:
-    """Yield the file and text of each problem of a folder. A trace set has none."""
-    for file in [] if (root / DEFINITIONS).is_dir() else list_files(root):
+    """Yield the file and text of each problem of a folder."""
+    for file in list_files(root):
         if engine.file.fullmatch(file.name):
             with _refusing(file, issues):
                 if engine.mark in (text := read_source(file)):
