@@ -62,6 +62,8 @@ __all__ = ["BenchmarkConfig", "EvalConfig", "ResolvedEvalConfig", "describe_prob
 
 BUNDLED_FILE: Final = Path(__file__).with_name("eval_config.yaml")
 OVERRIDE_ORIGIN: Final = "override"
+EDITED_CALL_S: Final = 20.0
+"""Default `call_timeout_seconds` of edited files and of submissions. A hang then costs only seconds."""
 OLD_EXTRAS: Final = frozenset({"sampling_validation_trials", "sampling_tvd_threshold"})
 OLD_NAMES: Final = OLD_EXTRAS | {"log_dir"}
 """Fields of the public package that have another location here. They are read with a warning."""
@@ -120,8 +122,8 @@ class BenchmarkConfig(EvalSettings):
     """Limit of one solution on one workload, in seconds."""
     call_timeout_seconds: Seconds | None = None
     """Limit of a solution's later calls, and of its first call while nothing compiles, in seconds; None for no limit. A
-    call may always take 50 times as long as the reference. `run --solution`, `repro` and `serve` set 20, --watch and
-    --quick 5."""
+    call may always take 50 times as long as the reference. `run --solution`, `repro`, `serve` and `Engine` set 20,
+    --watch and --quick 5."""
     profile_baseline: bool = True
     """Time the reference; without its time there is no speed-up."""
     baseline: CompiledBaseline | None = None

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Final, get_args
 
 from flashinfer_bench.base.plain_values import to_number
-from flashinfer_bench.bench.config import BenchmarkConfig
+from flashinfer_bench.bench.config import EDITED_CALL_S, BenchmarkConfig
 from flashinfer_bench.bench.confirm import BestKnown, Confirm, confirming, may_confirm
 from flashinfer_bench.bench.context import HarnessContext
 from flashinfer_bench.bench.engine_state import EngineLimits, EngineState, describe_device
@@ -67,7 +67,7 @@ class Engine:
     Args:
         trace_set: definitions and workloads; submitted solutions need not be part of it.
         config: how solutions are judged; the bundled defaults if omitted. Its filters (`definitions`, `solutions`,
-            `workloads` and the like) have no effect here.
+            `workloads` and the like) have no effect here. Without a `call_timeout_seconds` a call may take 20 s.
         cache: folder of built files; the user's cache if omitted.
         limits: its capacity, and how long it keeps devices.
 
@@ -88,6 +88,8 @@ class Engine:
         limits: EngineLimits | None = None,
     ) -> None:
         self.limits = limits or EngineLimits()
+        config = config or BenchmarkConfig.default()
+        config = config.with_overrides(call_timeout_seconds=config.call_timeout_seconds or EDITED_CALL_S)
         self.context = HarnessContext(trace_set, config, cache)
         self._jobs = SolutionJobs(self.context)
         self._harness = Harness(

@@ -42,11 +42,12 @@ def declare_repro(parser: Parser) -> None:
 def execute(args: Namespace) -> int:
     """Judge the job, write the files, and print the result."""
     from flashinfer_bench.base.printable import to_printable
+    from flashinfer_bench.bench.config import EDITED_CALL_S
     from flashinfer_bench.bench.planning.plan import describe_nothing
     from flashinfer_bench.cli.args import find_output, open_trace_set
     from flashinfer_bench.cli.drafts import take_drafts
     from flashinfer_bench.cli.run_jobs import plan_recorded, refuse_other_evaluator
-    from flashinfer_bench.cli.settings import EDITED_CALL_S, read_config, setting_words
+    from flashinfer_bench.cli.settings import read_config, setting_words
     from flashinfer_bench.cli.tables import shorten_uuid, some, write_result
     from flashinfer_bench.data.generated import add_generated
     from flashinfer_bench.data.measurement import read_reported

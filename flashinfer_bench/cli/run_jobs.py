@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from flashinfer_bench.base.files.trees import walk_files
 from flashinfer_bench.bench import benchmark
-from flashinfer_bench.bench.config import BenchmarkConfig
+from flashinfer_bench.bench.config import EDITED_CALL_S, BenchmarkConfig
 from flashinfer_bench.bench.evaluator_record import find_misspelt_extras
 from flashinfer_bench.bench.events import Event, JobFaulted, JobFinished, JobsAdded, JobStarted, Notice, RunStarted
 from flashinfer_bench.bench.planning.plan import Job, Plan
@@ -52,7 +52,7 @@ from flashinfer_bench.cli.output import (
 )
 from flashinfer_bench.cli.parser import typed_program
 from flashinfer_bench.cli.saves import SaveHistory
-from flashinfer_bench.cli.settings import EDITED_CALL_S, describe_tolerances, naming_flags, read_config, setting_words
+from flashinfer_bench.cli.settings import describe_tolerances, naming_flags, read_config, setting_words
 from flashinfer_bench.cli.tables import Names, count, list_counts, shorten_uuid, some, write_result
 from flashinfer_bench.cli.verdicts import cut_reason, describe_fault, describe_job, describe_verdict
 from flashinfer_bench.data import LoadIssue, Trace, TraceSet

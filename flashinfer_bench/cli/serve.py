@@ -12,7 +12,7 @@ from flashinfer_bench.base.install import install_hint
 from flashinfer_bench.cli.args import open_trace_set
 from flashinfer_bench.cli.output import write_err
 from flashinfer_bench.cli.parser import Parser, add_flags, add_local, add_names, number, whole_number
-from flashinfer_bench.cli.settings import EDITED_CALL_S, add_settings, describe_tolerances, naming_flags, read_config
+from flashinfer_bench.cli.settings import add_settings, describe_tolerances, naming_flags, read_config
 from flashinfer_bench.env import cache_root
 from flashinfer_bench.errors import UsageError
 from flashinfer_bench.serve.limits import ServeLimits
@@ -74,7 +74,6 @@ def execute(args: Namespace) -> int:
     address = Address(args.host, args.port, token, tuple(args.allow_host))
     address.check()
     config = read_config(args)
-    config = config.with_overrides(call_timeout_seconds=config.call_timeout_seconds or EDITED_CALL_S)
     trace_set = open_trace_set(args)
     write_err(*describe_tolerances(trace_set))
     engine_limits = EngineLimits(queue=MOST_JOBS, tasks_per_submitter=limits.open_tasks)

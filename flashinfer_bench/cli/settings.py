@@ -34,8 +34,6 @@ SETTING: Final = re.compile(rf"^(?:override: )?({'|'.join(BenchmarkConfig.model_
 METAVARS: Final = {int: "N", float: "F"}
 NOT_ABOUT_VERDICTS: Final = (*NAMED, "cluster", "cluster_address", "shared_blobs")
 """Settings that choose jobs and devices."""
-EDITED_CALL_S: Final = 20.0
-"""Default `call_timeout_seconds` of edited files and of submissions. A hang then costs only seconds."""
 CONFIG_FLAG: Final = {"--config FILE": "a YAML file instead of the bundled eval_config.yaml"}
 Settings = dict[str, dict[str, Any]]
 """Setting → its value, and its origin."""
