@@ -64,4 +64,7 @@ class Call:
 def answer(request: tuple[str, dict[str, Any]]) -> Any:
     """Call a tool, in the process of a `Call`."""
     name, arguments = request
-    return resolve_name(name)(**arguments)
+    try:
+        return resolve_name(name)(**arguments)
+    except (OSError, ValueError) as error:  # a text is too long or has characters that no command or file's name takes
+        return f"ERROR: {error}"

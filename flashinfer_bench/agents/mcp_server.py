@@ -75,7 +75,7 @@ def serve_mcp(limit_s: float) -> None:
             number: the number of the call; 0 for the latest.
         """
         find(number).cancel()
-        return "its process is killed"
+        return "the call has ended"
 
     def make_call(tool: Callable[..., str]) -> Any:
         async def call(context: Any, **arguments: Any) -> str:

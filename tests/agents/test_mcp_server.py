@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from flashinfer_bench.agents.calls import Call
+from flashinfer_bench.agents.calls import Call, answer
 from flashinfer_bench.agents.commands import flashinfer_bench_list, flashinfer_bench_show
 from flashinfer_bench.cli.main import cli
 from tests.kit import make_definition, make_solution, make_trace, write_trace_set
@@ -108,6 +108,24 @@ def test_an_answer_is_cut_in_its_middle():
 def test_a_name_is_never_read_as_a_flag(root):
     assert "rows" not in flashinfer_bench_list("solutions", "--help")
     assert flashinfer_bench_show("--help").startswith("ERROR: error: the trace set has no definition")
+
+
+@pytest.mark.parametrize(
+    ("tool", "arguments", "words"),
+    [
+        ("list", {"definition": "a\0b"}, "null byte"),
+        ("list", {"definition": "\ud800"}, "surrogates not allowed"),
+        ("show", {"name": "x" * 200_000}, "Argument list too long"),
+        ("run", {"solution": WRONG, "name": "n" * 300}, "File name too long"),
+        ("run", {"solution": ""}, "expected at least one name"),
+        ("explain", {"solution": "", "workload": "w0"}, "no solution ''"),
+    ],
+)
+def test_a_text_that_no_command_takes_is_an_error_without_a_traceback(root, tool, arguments, words):
+    text = answer((f"flashinfer_bench.agents.commands:flashinfer_bench_{tool}", arguments))
+    assert text.startswith("ERROR: ")
+    assert words in text
+    assert "Traceback" not in text
 
 
 def test_two_sets_are_refused(root, tmp_path, capsys):

@@ -78,7 +78,7 @@ def is_draft_path(text: str) -> bool:
     """Return whether a text is the path of a draft, and not the name of a solution."""
     path = Path(text)
     is_source = path.suffix.lower() in {*SOURCE_SUFFIXES, ".json"} or (path.suffix != "" and path.is_file())
-    return "/" in text or is_source or path.is_dir()
+    return "/" in text or is_source or (text != "" and path.is_dir())
 
 
 def read_draft(path: Path, definitions: Mapping[str, Definition], hints: DraftHints | None = None) -> Draft:
