@@ -134,15 +134,15 @@ def fetch_set(
     if old is not None and old.repository != repository:
         raise UsageError(f"{root} was fetched from {old.repository}; give another folder with --output")
     revision = revision or (old.commit if old is not None and only_missing else "main")
-    with _translated_errors(errors):
-        api = HfApi()
+    api = HfApi()
+    with _translated_errors(errors, api.endpoint):
         if old is not None and revision in ({old.commit, old.revision} if is_offline else {old.commit}):
             record = old
         elif is_offline:
             raise UsageError(f"{root} has no record of {repository} at {revision}; fetch it once with the network")
         else:
             record = _read_commit(api, repository, revision, old)
-        listed = record.files.keys()
+        listed = {path for path in record.files if is_inside(path) and not HIDDEN.search(path)}  # of any author
         names = choose(listed)
         chosen = set() if only_missing else {path for path in listed if _is_chosen(path, names)}
         if old is not None and record is not old:
@@ -155,7 +155,7 @@ def fetch_set(
         each = partial(thread_map, max_workers=THREADS, unit="file", disable=is_quiet or None)  # None: not on a pipe
         fetch = Fetch(root, record, None if is_offline else load, each)
         if old is not None:
-            fetch.left = sorted(path for path in old.files.keys() - listed if (root / path).exists())
+            fetch.left = sorted(path for path in old.files.keys() - record.files.keys() if (root / path).exists())
         fetch.bring(chosen)
         if record.is_updating and not fetch.problems:
             written = record.model_copy(update={"is_updating": False})
@@ -181,7 +181,7 @@ def _read_commit(api: Any, repository: str, revision: str, old: FetchRecord | No
     files = {
         entry.path: (entry.size, entry.lfs.sha256 if entry.lfs else entry.blob_id)
         for entry in entries
-        if hasattr(entry, "blob_id") and is_inside(entry.path) and not HIDDEN.search(entry.path)
+        if hasattr(entry, "blob_id")
     }
     return FetchRecord(repository=repository, revision=revision, commit=commit, files=files)
 
@@ -207,7 +207,7 @@ def _is_listed(file: Path, size: int, listed: str) -> bool:
 
 
 @contextmanager
-def _translated_errors(known: Any) -> Iterator[None]:
+def _translated_errors(known: Any, server: str) -> Iterator[None]:
     """Translate errors of the hub's client and of the disk."""
     try:
         yield
@@ -216,4 +216,7 @@ def _translated_errors(known: Any) -> Iterator[None]:
     except (known.RepositoryNotFoundError, known.RevisionNotFoundError) as error:
         raise UsageError(" ".join(str(error).split())) from error
     except (OSError, RuntimeError, known.HTTPError) as error:
-        raise Fault(f"{' '.join(str(error).split())}; the same command resumes the fetch") from error
+        said = " ".join(str(error).split())
+        raise Fault(f"fetch from {server}: {said}; the same command resumes the fetch") from error
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        raise Fault(f"the answer of {server} cannot be read: {' '.join(str(error).split())}") from error

@@ -13,6 +13,7 @@ import pytest
 
 from flashinfer_bench.base.install import install_hint
 from flashinfer_bench.cli.main import cli as main
+from flashinfer_bench.hub import REFUSED
 from tests.kit.hub_server import REPOSITORY, HubServer
 from tests.kit.make import make_definition, make_solution, make_trace, make_workload, write_trace_set
 
@@ -214,6 +215,30 @@ def test_paths_of_the_hub_stay_in_the_set(fetch, server, tmp_path):
     code, _, err, _ = fetch()
     assert (code, list((tmp_path / "outside").iterdir())) == (1, [])
     assert "no write below" in err
+
+
+ANSWERS = {
+    "no JSON": b"<html>",
+    "no list": b'{"error": "x"}',
+    "no texts": b'[{"type": "file", "path": "b", "size": 1, "oid": null}]',
+}
+
+
+@pytest.mark.parametrize("answer", ANSWERS)
+def test_an_answer_that_is_not_a_hubs_is_an_error_without_a_traceback(fetch, server, answer):
+    server.tree = ANSWERS[answer]
+    code, _, err, _ = fetch()
+    assert (code, err.count("\n")) == (1, 1)
+    assert err.startswith(f"error: the answer of {server.url} cannot be read: ")
+
+
+def test_a_record_of_a_stranger_names_no_file_outside(fetch, server, tmp_path):
+    record = {"repository": REPOSITORY, "revision": "main", "commit": server.commit, "is_updating": True}
+    files = dict.fromkeys(["../../out.json", str(tmp_path / "out.json"), "README.md"], [1, "0"])
+    write_trace_set(tmp_path / "set", {".fetched.json": json.dumps(record | {"files": files})})
+    code, document, err, downloads = fetch()
+    assert (code, downloads, document["problems"]) == (1, ["README.md"], [f"README.md: {REFUSED}"])
+    assert "out.json" not in err
 
 
 def test_blobs_that_the_hub_lacks_are_reported(fetch, server, content):

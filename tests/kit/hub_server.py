@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import unquote
 
 REPOSITORY = "someone/small-trace"
 PAGE = 150
@@ -22,12 +23,14 @@ class HubServer(ThreadingHTTPServer):
         requests: the requests so far: method and path.
         on_download: called before each download with its path; returns the status of a refusal, or None.
         cuts: paths whose first download breaks off in the middle.
+        tree: the answer in place of the list of files.
     """
 
     def __init__(self, files: dict[str, bytes]) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.url = f"http://127.0.0.1:{self.server_port}"
         self.files, self.sent, self.requests, self.cuts = files, dict[str, bytes](), list[str](), set[str]()
+        self.tree: bytes | None = None
         self.on_download: Callable[[str], int | None] = lambda _: None
 
     @property
@@ -54,9 +57,11 @@ class _Handler(BaseHTTPRequestHandler):
             return self.answer(404, {"X-Error-Code": "RevisionNotFound"})
         if kind == "revision":
             return self.answer(200, {}, json.dumps({"id": REPOSITORY, "sha": server.commit, "siblings": []}).encode())
+        if kind == "tree" and server.tree is not None:
+            return self.answer(200, {}, server.tree)
         if kind == "tree":
             return self.send_tree(int((re.search(r"start=(\d+)", rest) or [0, "0"])[1]))
-        return self.send_file(rest)
+        return self.send_file(unquote(rest))
 
     do_HEAD = do_GET
 
