@@ -134,14 +134,14 @@ def _annotate(
     from flashinfer_bench.cli.verdicts import head_of
     from flashinfer_bench.report.decision import FASTER, SAME, UNKNOWN
 
-    decision, number, said = UNKNOWN, "", ""
+    decision, said = UNKNOWN, ""
     for row in comparison.all_rows:
         decision = row.ratio.decide(comparison.threshold) if row.ratio else UNKNOWN
         is_error = row.workload in slower or (row.problem and not row.is_unmeasured)
-        number, said = comparison.describe(row)
+        said = ": ".join(filter(None, comparison.describe(row)))
         if not is_error and decision in (FASTER, SAME):
             continue
-        text = row.problem or f"B over A: {number}: {said}"
+        text = row.problem or f"B over A: {said}"
         side = sides[0 if text.startswith("A ") else 1]
         file, solution = side.draft and side.draft.path, side.solutions[0] if side.kind == "solution" else None
         if solution and named and not file:
@@ -150,7 +150,7 @@ def _annotate(
         at = find_source(solution, file, text)
         report.annotations.append(Annotation("error" if is_error else "warning", text, row.name, *at, weight))
     head = head_of([comparison.standing])
-    report.count = f"{head.strip() or comparison.hardware}: {words[1]} beside {words[0]}: {number}: {said}"
+    report.count = f"{head.strip() or comparison.hardware}: {words[1]} beside {words[0]}: {said}"
     report.summary = f"{head and '#### '}{head}{comparison.markdown(words, slower)}"
     verdict = "slower" if slower else "failed" if comparison.is_failed else decision
     report.output = f"verdict={'unknown' if verdict == UNKNOWN else verdict}\n"

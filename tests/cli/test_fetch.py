@@ -234,7 +234,7 @@ def test_an_answer_that_is_not_a_hubs_is_an_error_without_a_traceback(fetch, ser
 
 def test_a_record_of_a_stranger_names_no_file_outside(fetch, server, tmp_path):
     record = {"repository": REPOSITORY, "revision": "main", "commit": server.commit, "is_updating": True}
-    files = dict.fromkeys(["../../out.json", str(tmp_path / "out.json"), "README.md"], [1, "0"])
+    files = dict.fromkeys(["../../out.json", str(tmp_path / "out.json"), "README.md"], (1, "0"))
     write_trace_set(tmp_path / "set", {".fetched.json": json.dumps(record | {"files": files})})
     code, document, err, downloads = fetch()
     assert (code, downloads, document["problems"]) == (1, ["README.md"], [f"README.md: {REFUSED}"])
