@@ -68,13 +68,15 @@ SMALL = {
     "BatchMLAPagedAttentionWrapper": "--page_size 4 --batch_size 2 --s_kv 30 --num_qo_heads 4 --num_kv_heads 1 "
     "--head_dim_ckv 64 --head_dim_kpe 16 --random_actual_seq_len",
     "trtllm_fp4_block_scale_moe": "--num_tokens 16 --hidden_size 128 --intermediate_size 128 --num_experts 4 --top_k 2 "
-    "--routing_method renormalize --gated_act geglu",
+    "--routing_method renormalize --activation-type Geglu",
     "trtllm_fp8_block_scale_moe": "--num_tokens 16 --hidden_size 128 --intermediate_size 128 --num_experts 8 --top_k 2 "
     "--n_group 4 --topk_group 2 --use_routing_bias --local_num_experts 6 --local_expert_offset 1",
     "trtllm_fp8_per_tensor_scale_moe": "--num_tokens 16 --hidden_size 128 --intermediate_size 128 --num_experts 4 "
     "--top_k 1 --routing_method llama4 --use_routing_bias --use_routing_scales_on_input",
     "cutlass_fused_moe": "--num_tokens 16 --hidden_size 128 --intermediate_size 128 --num_experts 4 --top_k 2 "
     "--cutlass_variant nvfp4",
+    "bgmv_moe": "--num_tokens 16 --hidden_size 384 --intermediate_size 1 --num_experts 4 --top_k 2 --rank 8 "
+    "--num_loras 3 --num_slices 2",
     "moe_a2a_dispatch_combine": "--num_tokens 3 --hidden_size 128 --num_experts 16 --top_k 3 --quant_dtype fp8",
 }
 """Routine to its flags."""

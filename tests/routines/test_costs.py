@@ -122,6 +122,14 @@ COUNTS = [
         ALL_PAIRS * PAIR_WORK,
         4 * 8 * 4 + 2 * 8 + 4 * (128 * 9 / 16 + 256) + ACTIVE * (3 * 128 * 256 * 9 / 16 + 12),
     ),
+    # tokens, three slices of float32, indices and weights of pairs, adapters, both matrices of two experts
+    (
+        "bgmv_moe",
+        "--num_tokens 4 --hidden_size 64 --intermediate_size 1 --num_experts 2 --top_k 2 --num_loras 1 --rank 8 "
+        "--num_slices 3",
+        3 * ALL_PAIRS * 4 * 64 * 8,
+        4 * (128 + 3 * 256) + 8 * (8 + 8 + 4) + 4 * 8 + 3 * 2 * 2 * (2 * 64 * 8),
+    ),
 ]
 
 

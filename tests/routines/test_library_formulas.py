@@ -121,6 +121,21 @@ def test_the_activation_scales_of_nvfp4_experts_are_scalars_as_the_library_asks(
     assert [scale.ndim for scale in seen] == [0, 3, 1, 0, 3, 1]
 
 
+def add_updates(x, w1, w2, tokens, experts, adapters, factors):
+    """Go from pair to pair and from slice to slice, and round between the products."""
+    out = torch.zeros(len(x), len(w2), w2.shape[3], dtype=torch.float64)
+    for token, expert, factor in zip(tokens.tolist(), experts.tolist(), factors.tolist(), strict=True):
+        for at, (down, up) in enumerate(zip(w1, w2, strict=True)):
+            low = down[adapters[token], expert].double() @ x[token].double()
+            out[token, at] += factor * (up[adapters[token], expert].double() @ low.to(x.dtype).double())
+    return [out.flatten(1).float()]
+
+
+@pytest.mark.parametrize(("routine", "kernel"), [("bgmv_moe", add_updates)])
+def test_a_kernel_of_experts_passes_with_its_own_roundings(routine, kernel, tmp_path):
+    assert JudgedRoutine(routine, tmp_path).status(kernel) == "PASSED"
+
+
 @pytest.mark.parametrize(("method", "uses"), [("deepseek_v3", True), ("llama4", False), ("renormalize", False)])
 def test_only_deepseeks_routing_adds_the_bias_and_reads_its_bytes(method, uses, tmp_path):
     flags = f"{EXPERTS} --top_k 1 --routing_method {method}"

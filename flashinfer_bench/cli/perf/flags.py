@@ -31,7 +31,11 @@ JIT_HELP: Final = "modules to compile ahead in parallel; 0: none (default: one p
 SWEEP_HELP: Final = "a case for each value of a number: m=1,16,256 or m=1:4096:x2; may be repeated, as --m 1,16,256 may"
 MOST_CALLS: Final = 10_000_000
 """Maximum number of calls of a solution."""
-SHORT: Final = {"num_iters": ["-n"], "dry_run_iters": ["-d"]}
+OTHER_SPELLINGS: Final = {
+    "num_iters": ["-n"],
+    "dry_run_iters": ["-d"],
+    "activation_type": ["--activation-type"],
+}
 SESSION_FLAGS: Final = (
     Flag("file", "testlist", "file with one case per line; other flags given here hold for every line"),
     Flag("file", "output_path", "CSV, a row for each case and backend; .jsonl: JSON lines"),
@@ -225,7 +229,7 @@ def _add_case_flags(parser: Parser, own: Sequence[Flag], routine: Routine | None
 
 
 def _add_flag(group: argparse._ActionsContainer, flag: Flag) -> None:
-    spellings, text = [*SHORT.get(flag.name, ()), f"--{flag.name}"], flag.help
+    spellings, text = [*OTHER_SPELLINGS.get(flag.name, ()), f"--{flag.name}"], flag.help
     if flag.kind == "switch":
         group.add_argument(*spellings, action="store_true", default=flag.default, help=text)
         return

@@ -71,7 +71,8 @@ status reason method cache_state samples flops bytes roofline_share roofline_bou
 max_absolute_error max_relative_error mat2_dtype autotune use_cuda_events num_iters dry_run_iters low_freq_factor
 high_freq_factor old_context_len real_math validate per_phase_timing setup_ms assurance bound burst_ms
 burst_resolution_ms relay_ms why_unconfirmed gpu_name compute_capability flashinfer_version torch_version testlist_line
-flags output_both_sf_layouts per_token_activation
+flags output_both_sf_layouts per_token_activation rank num_loras num_slices use_functional_api
+b12x_quant_mode use_lora
 """
 COLUMNS: Final = (*DOCUMENTED.split(), *LATER.split(), *OWN.split())
 LOSS_HINT: Final = "free disk space or name another file, then run the missing cases again"
@@ -328,7 +329,7 @@ def _move_aside(path: Path) -> None:
 
 def to_csv(row: Row) -> bytes:
     """Return a row as a line of the CSV."""
-    named = {name: row[name] for name in COLUMNS if name in row}
+    named, cache = {name: row[name] for name in COLUMNS if name in row}, row["measurement"].get("cache_state")
     cells = {
         **row["measurement"],
         **row["flags"],
@@ -337,6 +338,7 @@ def to_csv(row: Row) -> bytes:
         **named,
         "median_time": row["median_ms"],
         "std_time": row["std_ms"],
+        "cold_l2_cache": cache and cache == "cold",
         "gpu_name": row["device"],
         "flags": " ".join(row["measurement"].get("flags", ())),
         "flashinfer_version": row["versions"].get(LIBRARY),

@@ -252,6 +252,7 @@ AMPERE_ON: Final = ALL[1:]
 ADA_ON: Final = ALL[3:]
 HOPPER: Final = ("9.0",)
 BLACKWELL: Final = ("10.0", "10.3")
+GEFORCE: Final = ("12.0", "12.1")
 
 
 def require(condition: object, message: str) -> None:

@@ -173,3 +173,28 @@ def cutlass_nvfp4_quantised(hidden_states, hidden_states_scale, out, *rest):
     """nvfp4 weights and tokens."""
     tokens, scales = (hidden_states.view(torch.uint8), *rest[:2]), hidden_states_scale.view(torch.uint8)
     cutlass_fp4(tokens, rest[2:], out, scales)
+
+
+def table_of(weights):
+    """Give the addresses of the experts of each slice, and the distance between adapters, in elements."""
+    table = torch.zeros(len(weights), weights.shape[2], dtype=torch.int64, device=weights.device)
+    strides = [flashinfer.fused_moe.fill_w_ptr(table, part, len(part[0]), at) for at, part in enumerate(weights)]
+    return table, strides[0]
+
+
+def bgmv_moe_setup(w1, w2):
+    """Addresses of the weights, and the first column of each slice."""
+    starts = torch.arange(len(w2), dtype=torch.int64, device=w2.device) * w2.shape[3]
+    return {"first": table_of(w1), "second": table_of(w2), "starts": starts}
+
+
+def bgmv_moe(hidden_states, w2, token_ids, expert_ids, lora_ids, token_final_factors, out, *, first, second, starts):
+    """bgmv_moe_shrink, then bgmv_moe_expand. Both add to zeros."""
+    shape, pairs = (len(w2), len(token_ids), w2.shape[4]), (token_ids, expert_ids)
+    low = torch.zeros(shape, dtype=hidden_states.dtype, device=out.device)
+    flashinfer.fused_moe.bgmv_moe_shrink(low, hidden_states, first[0], *pairs, lora_ids, first[1])
+    out.zero_()
+    table, stride = second
+    sizes = [w2.shape[3]] * len(w2)
+    more = (token_final_factors, lora_ids, starts, sizes, stride)
+    flashinfer.fused_moe.bgmv_moe_expand(out, low, table, *pairs, *more)

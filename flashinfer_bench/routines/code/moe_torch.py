@@ -112,3 +112,17 @@ def cutlass_nvfp4(hidden_states, token_selected_experts, token_final_factors, *w
 def cutlass_nvfp4_quantised(hidden_states, hidden_states_scale, *rest):
     """The same with tokens that are nvfp4 already, their scales in tiles."""
     return cutlass_nvfp4(by_tiles(hidden_states, hidden_states_scale), *rest)
+
+
+def bgmv_moe(hidden_states, w1, w2, token_ids, expert_ids, lora_ids, token_final_factors):
+    """Add up the low-rank updates of each token's experts by its adapter; [tokens, slices * hidden], float32."""
+    x, count = hidden_states.float(), w1.shape[2]
+    out = x.new_zeros(len(x), len(w2), w2.shape[3])
+    chosen = lora_ids[token_ids] * count + expert_ids
+    for pair in chosen.unique().tolist():
+        at = (chosen == pair).nonzero()[:, 0]
+        token, own = token_ids[at], [part[:, pair // count, pair % count].float() for part in (w1, w2)]
+        low = torch.einsum("th,srh->str", x[token], own[0])
+        done = torch.einsum("str,shr->tsh", low, own[1])
+        out.index_add_(0, token, done * token_final_factors[at, None, None])
+    return out.flatten(1)

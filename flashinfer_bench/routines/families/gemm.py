@@ -23,6 +23,7 @@ from flashinfer_bench.routines.case.spec import (
     BLACKWELL,
     DTYPES,
     FP8,
+    GEFORCE,
     HALF,
     HOPPER,
     PDL,
@@ -271,7 +272,6 @@ def make_mm_fp4(args: Namespace) -> Case:
 
 
 RUBIN: Final = (*BLACKWELL, "10.7")
-GEFORCE: Final = ("12.0", "12.1")
 LATE: Final = ("11.0", *GEFORCE)
 FROM_HOPPER: Final = (*HOPPER, *BLACKWELL, *LATE)
 FROM_AMPERE: Final = ("8.0", "8.6", "8.9", *FROM_HOPPER)

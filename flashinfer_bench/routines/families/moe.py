@@ -1,8 +1,8 @@
-"""The MoE family: fused expert layers, with the routing (trtllm) or after it (cutlass).
+"""The MoE family: fused expert layers, with the routing (trtllm) or after it, and low-rank updates of experts.
 
 There are T tokens, and E experts, of which L are on this rank. Each token has k experts. The hidden size is h, and the
 intermediate size i. A pair of a token and an expert takes 6 h i FLOPs: 4 h i for both halves of the first product, and
-2 h i for the second product.
+2 h i for the second product. With Relu2, the first product has one half, so that a pair takes 4 h i FLOPs.
 
 If the routing is an input, pairs and active experts are counted from it. If the kernel routes tokens, a case expects
 T k L / E pairs, and L (1 - (1 - k / E)^T) active experts.
@@ -10,6 +10,9 @@ T k L / E pairs, and L (1 - (1 - k / E)^T) active experts.
 Bytes are tokens, logits, the output, and 3 h i weights with their scales for each active expert. An element with its
 scales has 9 / 16 bytes in nvfp4, and 1 byte in fp8. With block scales, it has 1 + 1 / 32 bytes in fp8 tokens, and
 1 + 4 / 128² bytes in fp8 weights.
+
+`bgmv_moe`: a pair takes 4 h r FLOPs for each slice of the output; r is the rank. Bytes are tokens, indices, the float32
+output, and 2 h r weights for each slice and each chosen pair of an adapter and an expert.
 """
 
 from __future__ import annotations
@@ -23,6 +26,8 @@ from typing import Any, Final
 from flashinfer_bench.data.dtypes import Unit
 from flashinfer_bench.routines.case.spec import (
     BLACKWELL,
+    CAPABILITIES,
+    GEFORCE,
     HALF,
     Case,
     Check,
@@ -44,6 +49,8 @@ from flashinfer_bench.routines.case.spec import (
 )
 
 METHODS: Final = ("renormalize", "deepseek_v3", "llama4", "renormalize_naive")
+ACTIVATIONS: Final = ("Swiglu", "Geglu", "GegluTanh", "Relu2")
+"""The library's names. A routine takes some of them. Relu2 has no gate."""
 FLAGS: Final = (
     size("num_tokens", "tokens"),
     size("hidden_size", "hidden size"),
@@ -68,7 +75,13 @@ FLAGS: Final = (
     from_zero("tp_rank", "cutlass: this one of them"),
     whole("ep_size", "cutlass: ranks that each have a part of the experts", 1),
     from_zero("ep_rank", "cutlass: this one of them"),
-    word("gated_act", "activation", "swiglu", ("swiglu", "geglu")),
+    word("activation_type", "activation", "Swiglu", ACTIVATIONS),
+    word("gated_act", "older spelling of --activation_type Swiglu and Geglu", "swiglu", ("swiglu", "geglu")),
+    switch("use_functional_api", "cute_dsl, b12x: call the library's function, not its wrapper"),
+    word("b12x_quant_mode", "b12x: products of 4 bits, or of bfloat16 tokens", "nvfp4", ("nvfp4", "w4a16")),
+    whole("rank", "bgmv: rank of the updates", 32),
+    whole("num_loras", "bgmv: adapters", 8),
+    whole("num_slices", "bgmv: updates of a pair, beside each other", 1),
     switch("autotune", "let the library tune before timing"),
 )
 ACT_DEVIATION: Final = 0.6
@@ -107,10 +120,27 @@ def choose_experts(args: Namespace, tokens: int) -> tuple[Any, Any]:
     return chosen.astype("int32"), source.dirichlet([EVENNESS] * top_k, tokens).astype("float32")
 
 
+def _count_local(args: Namespace) -> int:
+    """Return the number of experts of this rank, or raise UsageError."""
+    local = args.local_num_experts or args.num_experts
+    beyond = "--local_expert_offset and --local_num_experts go beyond --num_experts"
+    require(args.local_expert_offset <= args.num_experts - local, beyond)
+    return int(local)
+
+
+def _choose_activation(args: Namespace, known: Sequence[str] = ACTIVATIONS[:2]) -> str:
+    """Return the activation of --activation_type or --gated_act, or raise UsageError unless the routine knows it."""
+    older = {"swiglu": "Swiglu", "geglu": "Geglu"}[args.gated_act]
+    chosen = older if args.activation_type == "Swiglu" else args.activation_type
+    require(older in ("Swiglu", chosen), f"--gated_act {args.gated_act} contradicts --activation_type {chosen}")
+    require(chosen in known, f"--activation_type {chosen}: {args.routine} takes {', '.join(known)}")
+    return str(chosen)
+
+
 def _check_routing(args: Namespace) -> int:
     """Return the number of experts of this rank, or raise UsageError."""
-    experts, top_k, groups, kept = args.num_experts, args.top_k, args.n_group or 1, args.topk_group or 1
-    method, local = args.routing_method, args.local_num_experts or experts
+    top_k, groups, kept = args.top_k, args.n_group or 1, args.topk_group or 1
+    method = args.routing_method
     at_most(args, "top_k", "num_experts")
     in_groups = args.n_group is not None or args.topk_group is not None
     implied = "Routing kernel with groups implies DeepSeekV3 routing method."
@@ -119,9 +149,7 @@ def _check_routing(args: Namespace) -> int:
     each = split(args, "num_experts", groups)
     require(kept <= groups, f"--topk_group {kept} is more than --n_group {groups}")
     require(top_k <= kept * each, "--top_k is more than the experts of --topk_group groups")
-    beyond = "--local_expert_offset and --local_num_experts go beyond --num_experts"
-    require(args.local_expert_offset <= experts - local, beyond)
-    return int(local)
+    return _count_local(args)
 
 
 def make_layers(
@@ -131,6 +159,7 @@ def make_layers(
     sizes: tuple[int, int],
     *,
     active: float,
+    halves: int = 2,
     is_tiled: bool = False,
     factors: Sequence[Any] = (),
 ) -> dict[str, Any]:
@@ -143,13 +172,15 @@ def make_layers(
         inner: the axis between the products.
         sizes: the hidden size, and the size between the products.
         active: number of experts whose weights are read.
+        halves: 2 if the activation has a gate, else 1.
         is_tiled: scales are padded to whole tiles of 128 rows by 4 columns.
         factors: for each product, one factor for each expert.
     """
     h, i = sizes
     made: dict[str, Any] = {}
     dtype = {"nvfp4": "float4_e2m1", "fp8_block_scale": "float8_e4m3fn"}.get(kind, kind)
-    for layer, rows, columns, shape in (1, 2 * i, h, f"{2 * i} hidden_size"), (2, h, i, f"hidden_size {inner}"):
+    up = halves * i
+    for layer, rows, columns, shape in (1, up, h, f"{up} hidden_size"), (2, h, i, f"hidden_size {inner}"):
         name, count = f"gemm{layer}_weights", active * rows * columns
         made[name] = counted(f"{dtype}[{experts} {shape}]", count)
         if kind == "nvfp4":
@@ -184,6 +215,7 @@ def make_routed(args: Namespace, name: str) -> Case:
     local, is_grouped = _check_routing(args), args.routing_method == "deepseek_v3"
     split(args, "hidden_size", step)
     split(args, "intermediate_size", step)
+    activation = _choose_activation(args)
     active = local * (1 - (1 - args.top_k / experts) ** tokens)
     layers = make_layers(kind, "local_experts", "intermediate_size", (h, i), active=active)
     scales = {
@@ -210,11 +242,15 @@ def make_routed(args: Namespace, name: str) -> Case:
         },
         outputs={"out": "bfloat16[num_tokens hidden_size]"},
         reference=name,
-        constants={"USE_ROUTING_SCALES_ON_INPUT": args.use_routing_scales_on_input and name == "fp8_per_tensor"},
+        constants={
+            "GATED_ACT": activation.lower(),
+            "USE_ROUTING_SCALES_ON_INPUT": args.use_routing_scales_on_input and name == "fp8_per_tensor",
+        },
         flops=6 * h * i * tokens * args.top_k * local / experts,
         unit=unit,
         check=check_experts(unit, args.top_k, args.routed_scaling_factor if is_grouped else 1.0),
         refusals={"trtllm": _why_not_routed(args, name)},
+        columns={"activation_type": activation, "gated_act": activation.lower()},
     )
 
 
@@ -236,7 +272,7 @@ def make_cutlass(args: Namespace) -> Case:
     require(not is_quantised or variant == "nvfp4", "--quantized_input goes with --cutlass_variant nvfp4")
     whole_blocks = "nvfp4: --hidden_size and the rank's --intermediate_size: multiples of 64"
     require(variant != "nvfp4" or (h % 64 == 0 and i % 64 == 0), whole_blocks)
-    first, unit = args.ep_rank * local, UNITS[variant]
+    first, unit, activation = args.ep_rank * local, UNITS[variant], _choose_activation(args)
     chosen, weights = choose_experts(args, args.num_tokens)
     here = chosen[(chosen >= first) & (chosen < first + local)]
     token = kind = out = args.input_dtype
@@ -264,21 +300,72 @@ def make_cutlass(args: Namespace) -> Case:
         inputs={"hidden_states": f"{token}[num_tokens hidden_size]", **inputs, **routed, **layers, **scales},
         outputs={"out": f"{out if variant == 'base' else 'bfloat16'}[num_tokens hidden_size]"},
         reference=f"cutlass_{variant}{'_quantised' if is_quantised else ''}",
-        constants={"LOCAL_EXPERT_OFFSET": first, "USE_ROUTING_SCALES_ON_INPUT": False},
+        constants={
+            "GATED_ACT": activation.lower(),
+            "LOCAL_EXPERT_OFFSET": first,
+            "USE_ROUTING_SCALES_ON_INPUT": False,
+        },
         flops=6 * len(here) * h * i,
         unit=unit,
         check=check_experts(unit, top_k),
+        columns={"activation_type": activation, "gated_act": activation.lower()},
+    )
+
+
+LORA_RANKS: Final = (8, 16, 32, 64)
+LORA_SIZES: Final = (
+    *(384, 736, 768, 1024, 1344, 1472, 1536, 1856, 2048, 2112, 2688, 2816, 2880, 2944, 3072, 4096, 5120, 5888),
+    *(7168, 8192, 10240, 14336, 16384, 28672),
+)
+"""The ranks and hidden sizes for which the library compiles bgmv_moe."""
+LORA_ERROR: Final = 0.02
+"""Allowed error of an update, as a share of its standard deviation. The kernel rounds what is between the products."""
+
+
+def make_bgmv_moe(args: Namespace) -> Case:
+    """Make a case of low-rank updates. Each token has an adapter, and each adapter has an update of every expert."""
+    tokens, top_k, hidden = args.num_tokens, args.top_k, args.hidden_size
+    chosen, weights = choose_experts(args, tokens)
+    adapters = generator(args, 4).integers(args.num_loras, size=tokens)
+    active = len({*(adapters[:, None] * args.num_experts + chosen).reshape(-1).tolist()})
+    read, wide = args.num_slices * active * hidden * args.rank, args.num_slices * hidden
+    layer = f"{args.input_dtype}[num_slices num_loras num_experts"
+    is_compiled = args.rank in LORA_RANKS and hidden in LORA_SIZES
+    return Case(
+        op_type="moe",
+        inputs={
+            "hidden_states": f"{args.input_dtype}[num_tokens hidden_size]",
+            "w1": counted(f"{layer} rank hidden_size]", read),
+            "w2": counted(f"{layer} hidden_size rank]", read),
+            "token_ids": stored([token for token in range(tokens) for _ in range(top_k)], "int64"),
+            "expert_ids": stored(chosen.reshape(-1), "int64"),
+            "lora_ids": stored(adapters, "int64"),
+            "token_final_factors": floats(weights.reshape(-1)),
+        },
+        outputs={"out": f"float32[num_tokens {wide}]"},
+        flops=4 * args.num_slices * tokens * top_k * hidden * args.rank,
+        unit="fp16",
+        check=Check(LORA_ERROR, LORA_ERROR / math.sqrt(top_k)),
+        refusals={"cuda": not is_compiled and f"it has ranks {LORA_RANKS} and hidden sizes {LORA_SIZES}"},
     )
 
 
 def _routed(kind: str, summary: str) -> Routine:
     name = f"trtllm_{kind.removesuffix('_scale')}_scale_moe"
-    return Routine("moe", FLAGS, partial(make_routed, name=kind), name, summary, {"trtllm": BLACKWELL})
+    return Routine("moe", FLAGS, partial(make_routed, name=kind), name, summary, {"trtllm": (*BLACKWELL, "10.7")})
 
 
 ROUTINES: Final = (
     _routed("fp4_block_scale", "nvfp4 experts and routing"),
     _routed("fp8_block_scale", "fp8 experts, block scales, and routing"),
     _routed("fp8_per_tensor", "fp8 experts, one scale each, and routing"),
-    Routine("moe", FLAGS, make_cutlass, "cutlass_fused_moe", "experts after the routing", {"cutlass": BLACKWELL}),
+    Routine(
+        *("moe", FLAGS, make_cutlass, "cutlass_fused_moe", "experts after the routing"),
+        {"cutlass": (*BLACKWELL, "10.7", *GEFORCE)},
+    ),
+    Routine(
+        *("moe", FLAGS, make_bgmv_moe, "bgmv_moe", "low-rank updates of experts, with an adapter for each token"),
+        {"cuda": CAPABILITIES[4:]},
+        module="bgmv_moe",
+    ),
 )

@@ -52,6 +52,7 @@ FLAGS: Final = (
     whole("max_num_tokens", "tokens of the workspace (default: --num_tokens)"),
     switch("validate", "check before timing (always done here)"),
     switch("per_phase_timing", "time sending and returning separately"),
+    switch("use_lora", "accepted; no effect, since the experts have no low-rank updates"),
     switch("nvtx", "mark phases for Nsight Systems"),
 )
 RANK_VARIABLES: Final = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")

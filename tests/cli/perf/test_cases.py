@@ -20,6 +20,7 @@ DOCUMENTED = Path(__file__).with_name("documented_commands.txt").read_text(encod
 SAMPLE = Path(__file__).parents[3] / "benchmarks" / "samples" / "sample_testlist.txt"
 H200 = Platform("NVIDIA H200", "9.0", {"flashinfer-python": "0.6.11"}, frozenset({"flashinfer"}))
 RMSNORM = "--routine rmsnorm --batch_size 4 --hidden_size 64"
+EXPERTS = "--routine cutlass_fused_moe --num_tokens 4 --hidden_size 8 --intermediate_size 8 --num_experts 4 --top_k 2"
 SOFTMAX = "--routine softmax --batch_size 2 --vocab_size 16 --backends torch"
 LLAMA = f"--routine apply_llama31_rope {SMALL['apply_llama31_rope']}"
 
@@ -31,7 +32,7 @@ def test_the_commands_of_the_documents_make_a_case(command):
 
 
 def test_the_table_has_the_routines_of_the_documents_and_all_are_in_the_sample():
-    assert [len(family.ROUTINES) for family in FAMILIES] == [4, 11, 4, 1, 12, 4, 15, 8]
+    assert [len(family.ROUTINES) for family in FAMILIES] == [4, 11, 5, 1, 12, 4, 15, 8]
     requests = ask("", testlist=SAMPLE)
     assert [request.problem for request in requests if request.problem] == []
     assert {request.named for request in requests} == {*ROUTINES}
@@ -44,6 +45,8 @@ MISUSE = [
     ("--testlist list.txt --hiden_size 4 --timeot=3", "unknown flag --timeot; did you mean --timeout"),
     ("--testlist list.txt --top_p nan", "--top_p: needs a finite number, not 'nan'"),
     ("--testlist list.txt --num_iters", "--num_iters: expected one argument"),
+    (f"{EXPERTS} --gated_act geglu --activation-type Relu2", "--gated_act geglu contradicts --activation_type Relu2"),
+    (f"{EXPERTS} --activation-type Relu2", "--activation_type Relu2: cutlass_fused_moe takes Swiglu, Geglu"),
     (f"{RMSNORM} --num_iters 0", "--num_iters: 0 must be from 1 to 10000000"),
     (f"{RMSNORM} --random_seed -1", "--random_seed: -1 must be from 0 to"),
     (f"{RMSNORM} --resume", "--save_trace_set"),
