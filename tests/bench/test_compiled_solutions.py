@@ -34,11 +34,13 @@ ffi::Tensor value(ffi::TensorView x) {
 ffi::Array<ffi::Tensor> values(ffi::TensorView x) { return {value(x)}; }
 void three(ffi::TensorView, ffi::TensorView, ffi::TensorView) {}
 void raises(ffi::TensorView, ffi::TensorView) { TVM_FFI_THROW(ValueError) << "no such thing"; }
+void throws(ffi::TensorView, ffi::TensorView) { throw std::runtime_error("no such thing"); }
 
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(value, value);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(values, values);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(three, three);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(raises, raises);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(throws, throws);
 """
 MODULE = 'PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) { m.def("run", &run); }'
 MORE_TORCH = """
@@ -60,7 +62,8 @@ EXPECTED = {
     "tvm-ffi values": ("PASSED", ""),
     "tvm-ffi three": ("COMPILE_ERROR", "not the definition's arguments (x) or (x, y)"),
     "tvm-ffi nothing": ("COMPILE_ERROR", "no function 'nothing' is exported"),
-    "tvm-ffi raises": ("RUNTIME_ERROR", "ValueError in the call: no such thing"),
+    "tvm-ffi raises": ("RUNTIME_ERROR", "ValueError in the call: no such thing, at main.cpp:"),
+    "tvm-ffi throws": ("RUNTIME_ERROR", "no such thing, in compiled code (TVM_FFI_THROW names the line)"),
     "torch run": ("PASSED", ""),
     "torch value": ("PASSED", ""),
     "torch nothing": ("COMPILE_ERROR", "the module defines no function 'nothing'; it has: run, value"),
@@ -112,5 +115,5 @@ def test_every_solution_has_its_status_and_its_reason(runs, number):
 
 def test_the_second_run_compiles_nothing_and_reuses_failures(runs):
     first, second = (run.notices for run in runs)
-    assert first[0].startswith("compiling 11 solutions,")
+    assert first[0].startswith("compiling 12 solutions,")
     assert not any(message.startswith("compiling") for message in second)

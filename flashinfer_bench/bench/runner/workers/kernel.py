@@ -54,6 +54,9 @@ CALLING: Final = ("calls", "burst", "relay")
 """Requests that run the solution. If it raises, its worker can still serve the next job."""
 REASON_CHARS: Final = 200
 """Maximum characters of an exception's message in the first line of an error. Tables do not show a longer line."""
+NATIVE_FRAME: Final = "/tvm_ffi/"
+"""Part of a frame of tvm-ffi in a traceback. Its errors have a line only if the solution raises them by its macro."""
+NATIVE_LOCATION: Final = "in compiled code (TVM_FFI_THROW names the line)"
 TIMES_REFERENCE, TIMES_FIRST, TIMES_SLOWEST = 50, 3, 10
 """A call's limit is at least these multiples of the time of the reference, the first call, and the slowest later call.
 The first call may have compiled, so its time says less."""
@@ -141,7 +144,7 @@ class RemoteKernel:
             SolutionFailure: COMPILE_ERROR if the import fails, TIMEOUT if it does not end.
             WorkerKilled: a signal, possibly from outside, ended the worker.
         """
-        self.worker.solution_folder = artifact.directory
+        self.worker.solution_folder, self.worker.solution_entry = artifact.directory, artifact.symbol
         try:
             fields = {**location_of(artifact), "environment": dict(environment), "meanwhile": meanwhile}
             loaded = self.ask("load", Loaded, "the import", **fields)
@@ -387,6 +390,8 @@ class RemoteKernel:
         limit_s = self._watch.quiet_s if is_stuck else self.task.timeout_seconds if is_total else limit_s
         part = "later call" if self._has_called else "import" if method == "load" else "first call"
         stack, compiling_s = self._watch.find_stack(), round(self._watch.compiling_s, 1)
+        if not stack and part != "import":  # compiled code has no Python frames
+            stack = [f"in {self.worker.solution_entry} (its line is unknown)"]
         reason = f"{what} was still running after {limit_s:g} s"
         if is_stuck:
             reason += " in which nothing was compiled"
@@ -414,5 +419,6 @@ def _describe(said: WorkerError, what: str) -> str:
     first, _, rest = said.message.strip().partition("\n")
     if len(first) > REASON_CHARS:
         first, rest = f"{first[:REASON_CHARS]}…", said.message
-    reason = ", ".join(filter(None, (first, said.location)))
+    location = said.location or (NATIVE_LOCATION if NATIVE_FRAME in said.traceback else "")
+    reason = ", ".join(filter(None, (first, location)))
     return f"{said.type} in {what}{': ' if reason else ''}{reason}\n{rest}".rstrip()

@@ -160,6 +160,8 @@ class WorkerProcess:
         self._next_check = -math.inf
         self.solution_folder: Path | None = None
         """Folder of the loaded solution's files."""
+        self.solution_entry = ""
+        """Name of the loaded solution's entry function."""
         self.has_setup = False
         """The loaded solution exports `setup`."""
         self.mapped: tuple[object, int] | None = None
