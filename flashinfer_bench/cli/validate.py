@@ -315,7 +315,7 @@ def _of_unknown(kind: str, counts: Mapping[str, int], known: Collection[str]) ->
     hint = did_you_mean(unknown[0], known) if len(unknown) == 1 else ""
     what = f"{kind} {unknown[0]!r}" if len(unknown) == 1 else f"{len(unknown)} {kind}s ({some(unknown)})"
     total = count(sum(counts[name] for name in unknown), "trace")
-    return f"{total} of {what}, not there for this definition{hint}"
+    return f"{total} of {what}, which the set lacks (`validate --prune` removes such traces){hint}"
 
 
 def _why_not_pruned(trace_set: TraceSet) -> str:

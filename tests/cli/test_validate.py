@@ -60,8 +60,8 @@ REASONS = {
     "workload": ["workload w0 of double: constraint 'n >= 16' does not hold (8 and 16): it is judged nevertheless"],
     "solution": ["there is no function 'run'; did you mean 'rum'?"],
     "trace": [
-        "double: 1 trace of solution 'gone', not there for this definition",
-        "double: 1 trace of workload 'lost', not there for this definition",
+        "double: 1 trace of solution 'gone', which the set lacks (`validate --prune` removes such traces)",
+        "double: 1 trace of workload 'lost', which the set lacks (`validate --prune` removes such traces)",
         "double: 1 trace has other sizes than the workload of the same uuid has now",
         "double: 1 trace has PASSED with a latency that no call has, such as 0 or infinity: double_python",
     ],
