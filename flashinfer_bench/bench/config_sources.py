@@ -138,11 +138,11 @@ class EvalSettings(StrictModel):
     norm_rule: bool = True
     """Compare the error's norm with the output's norm, overall and per row, with any `atol`."""
     lost_rows_rule: bool = True
-    """If the matched ratio is below 1, reject any fully wrong row, except near ties."""
+    """Reject any fully wrong row, except near ties, if the matched ratio is below 1."""
     regimes_rule: bool = True
     """Judge some untimed calls on inputs of other scales."""
     power_rule: bool = True
-    """If a sampler has few rows, call it more often, so that it cannot omit a small mass unnoticed."""
+    """Call a sampler with few rows more often, to find a small mass that it omits."""
     extra: Extra = Field(default_factory=dict)
     """Parameters of one evaluator, by name."""
 
