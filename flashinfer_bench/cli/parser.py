@@ -217,7 +217,7 @@ def add_table(parser: argparse._ActionsContainer) -> None:
     add_format(parser)
     flags = {
         "--sort COLUMN": "sort by a column: the shortest time, the largest number or the first name leads",
-        "--top N": "only the first N rows",
+        "--top N": "only the first N rows, each with its ties",
         "--columns COLUMN...": "only these columns, in this order; JSON has all",
     }
     add_flags(parser, flags)
