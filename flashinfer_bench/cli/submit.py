@@ -8,7 +8,7 @@ import sys
 import time
 from argparse import Namespace
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -17,7 +17,7 @@ from flashinfer_bench.base.printable import to_printable
 from flashinfer_bench.cli.drafts import describe_draft, read_hints
 from flashinfer_bench.cli.output import INTERRUPTED, one_interrupt, write_err, write_out
 from flashinfer_bench.cli.parser import QUIET_FLAG, SOURCE_FLAGS, Parser, add_flags, add_names
-from flashinfer_bench.cli.tables import count, join_sections, lay_out, shorten_uuid, write_result
+from flashinfer_bench.cli.tables import count, join_sections, lay_out, write_result
 from flashinfer_bench.client import DEFAULT_URL, Client, ServerFault, TaskReport
 from flashinfer_bench.data import Solution, Trace
 from flashinfer_bench.data.json_utils import load_json_file
@@ -28,6 +28,7 @@ from flashinfer_bench.serve.token_file import read_token
 if TYPE_CHECKING:  # the help does not import the engine
     from flashinfer_bench.bench.machine import Device
     from flashinfer_bench.cli.outcome import RunOutcome
+    from flashinfer_bench.cli.run_jobs import RunProgress
 
 RETRY_S: Final = 20.0
 """Seconds of retries if the server does not answer."""
@@ -99,6 +100,7 @@ def declare_submit(parser: Parser) -> None:
 def execute_submit(args: Namespace) -> int:
     """Submit the solution and print its verdicts. Ctrl-C cancels the task."""
     from flashinfer_bench.cli.outcome import outcome_document, render_outcome  # imports of the engine
+    from flashinfer_bench.cli.run_jobs import RunProgress
 
     with open_client(args, submitter=args.submitter) as client, one_interrupt():
         solution = _read_solution(args, client)
@@ -111,9 +113,9 @@ def execute_submit(args: Namespace) -> int:
             write_err(f"task {task} at {client.url}; Ctrl-C cancels it")
         try:
             started = _wait_for_start(client, task, is_quiet=args.quiet)
-            if not args.quiet:
-                _show_verdicts(client, task)
-            report = client.wait(task)
+            outcome = _plan_outcome(client, client.task(task), solution, workloads)
+            with RunProgress(quiet=args.quiet, names=outcome.names()) as progress:
+                report = _follow(client, task, outcome, progress)
         except KeyboardInterrupt:
             try:
                 client.cancel(task)
@@ -121,7 +123,6 @@ def execute_submit(args: Namespace) -> int:
             except FlashInferBenchError as error:
                 write_err(f"interrupted; the task goes on: {error}")
             return INTERRUPTED
-        outcome = _make_outcome(client, report, solution, workloads)
         outcome.seconds = time.monotonic() - started
     document = {**outcome_document(outcome, None), "task_id": task, "server": client.url, "error": report.error}
     write_result(args, document, render_outcome(outcome))
@@ -154,37 +155,53 @@ def _wait_for_start(client: Client, task: str, *, is_quiet: bool) -> float:
     return started
 
 
-def _show_verdicts(client: Client, task: str) -> None:
-    """Write a line for each verdict, until the task is over or the stream breaks off."""
-    with suppress(ServerFault):
+def _follow(client: Client, task: str, outcome: RunOutcome, progress: RunProgress) -> TaskReport:
+    """Show and store each verdict as it comes; return the task once it is over."""
+    from flashinfer_bench.bench.events import JobFaulted, JobFinished, RunStarted
+
+    jobs = {job.workload.uuid: job for job in outcome.plan.jobs}
+    progress.show(RunStarted((), len(jobs)))
+
+    def observe(event: JobFinished | JobFaulted) -> None:
+        del jobs[event.job.workload.uuid]
+        outcome.observe(event)
+        progress.show(event)
+
+    for report in _poll(client, task):
+        for trace in report.traces:
+            if job := jobs.get(trace.workload.uuid):
+                observe(JobFinished(job, trace, _device_of(trace), 0.0))
+    if report.error is not None:
+        for job in list(jobs.values()):
+            observe(JobFaulted(job, report.error, is_left_out=report.status == "completed"))
+    outcome.devices = tuple(dict.fromkeys(event.device for event in outcome.judged.values()))
+    return report
+
+
+def _poll(client: Client, task: str) -> Iterator[TaskReport]:
+    """Yield the task after each verdict, and at its end."""
+    with suppress(ServerFault):  # the stream broke off: the end has all verdicts
         for event in client.events(task):
             if event["event"] == "verdict":
-                write_err(f"{shorten_uuid(event['workload_uuid'])}: {event['status']}")
+                yield client.task(task)
+    yield client.wait(task)
 
 
-def _make_outcome(client: Client, report: TaskReport, solution: Solution, asked: Sequence[str] | None) -> RunOutcome:
-    """Turn the server's answer into a run's outcome, so that both have the same output."""
+def _plan_outcome(client: Client, report: TaskReport, solution: Solution, asked: Sequence[str] | None) -> RunOutcome:
+    """Return the outcome of a run that has the jobs of a task, so that both have the same output."""
     from flashinfer_bench.bench.config import BenchmarkConfig
-    from flashinfer_bench.bench.events import JobFaulted, JobFinished
     from flashinfer_bench.bench.planning.plan import Job, Plan
     from flashinfer_bench.cli.outcome import RunOutcome
 
     definition = client.definition(report.definition)
     named = solution.model_copy(update={"name": report.solution})
     config = BenchmarkConfig().resolve_eval_config(definition)
-    jobs = {
-        workload.uuid: Job(index, definition, workload, named, config, {})
+    jobs = [
+        Job(index, definition, workload, named, config, {})
         for index, workload in enumerate(client.workloads(report.definition))
         if workload.uuid in (asked or [workload.uuid])
-    }
-    traces = {trace.workload.uuid: (trace, _device_of(trace)) for trace in report.traces if trace.workload.uuid in jobs}
-    outcome = RunOutcome(Plan(tuple(jobs.values())), devices=tuple({device: None for _, device in traces.values()}))
-    for uuid, job in jobs.items():
-        if uuid in traces:
-            outcome.observe(JobFinished(job, *traces[uuid], 0.0))
-        elif report.error is not None:
-            outcome.observe(JobFaulted(job, report.error, is_left_out=report.status == "completed"))
-    return outcome
+    ]
+    return RunOutcome(Plan(tuple(jobs)))
 
 
 def _device_of(trace: Trace) -> Device:

@@ -160,7 +160,8 @@ def test_submit_prints_the_output_of_run_and_fails_without_a_verdict(command):
 
 def test_submit_shows_the_place_in_the_queue_and_each_verdict(command, monkeypatch):
     monkeypatch.setattr("flashinfer_bench.cli.submit.QUEUE_POLL_S", 0)
-    for flags, lines in (([], ["1 open task ahead", "0 open tasks ahead", "w0: PASSED"]), (["--quiet"], [])):
+    verdict = "[1/1] double / kernel_12345678 / w0 on cuda:1: PASSED 1.00 ms, 2.00x"
+    for flags, lines in (([], ["1 open task ahead", "0 open tasks ahead", verdict]), (["--quiet"], [])):
         code, _, err, _ = command(*SUBMIT, "w0", *flags, queued=[0, 1, 1], traces=[TRACE.to_dict()])
         shown = [line.removeprefix("waiting in the queue: ") for line in err.splitlines()]
         assert (code, shown[1:]) == (0, lines)
