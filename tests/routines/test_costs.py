@@ -74,6 +74,7 @@ COUNTS = [
     ("top_k", f"{VOCAB} --input_dtype bfloat16", 0, 40 + 6 * (2 + 8)),
     ("top_k_page_table_transform", "--batch_size 2 --num_rows 4 --max_len 8 --top_k 3", 0, 128 + 64 + 32 + 48),
     ("top_k_ragged_transform", "--batch_size 2 --max_len 8 --top_k 3", 0, 64 + 16 + 24),
+    ("top_k_varlen", "--batch_size 2 --max_seq_len 6 --top_k 6", 0, 48 + 8 + 48),
     # RoPE: q and k in and out, angles, positions or offsets
     ("apply_rope", ROPE, 864, 1152 + 4 * (3 + 2)),
     ("apply_rope_pos_ids", f"{ROPE} --rotary_dim 4", 432, 1152 + 24),

@@ -62,6 +62,7 @@ CASE_FLAGS: Final = (
     switch("generate_repro_command", "print the command of this case and store it"),
     word("repro_command", "filled in by --generate_repro_command", ""),
     switch("autotune", "accepted; no effect on this routine (no tuning)"),
+    word("autotune_cache", "accepted; no effect here (a file with the library's tuning)"),
     switch("enable_pdl", "accepted; no effect on this routine"),
 )
 """Flags of every case, besides --routine, --backends and -v. A routine may declare a flag of the same name."""

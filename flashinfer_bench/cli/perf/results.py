@@ -39,6 +39,8 @@ FORMAT_VERSION: Final = 1
 CUPTI_DEPRECATED: Final = (
     "[WARNING] --use_cupti is deprecated and will be removed in a future release. CUPTI is now enabled by default."
 )
+CACHE_IGNORED: Final = "[WARNING] --autotune_cache has no effect: the sandbox of a backend hides the file."
+PDL_IGNORED: Final = "[WARNING] --enable_pdl provided but routine {} does not support PDL; flag is ignored."
 TORCH_RUNS: Final = f"[INFO] The backend torch needs neither a GPU nor FlashInfer: --backends {TORCH} runs here."
 OF_THE_SESSION: Final = "what holds for the whole session goes on the command line"
 NAME_WIDTH: Final = 15
@@ -184,6 +186,11 @@ def introduce(request: Request, platform: Platform) -> Iterator[str]:
         yield f"[VVERBOSE] gpu_name = '{platform.device.replace(' ', '_')}'"
     if args.use_cupti:
         yield CUPTI_DEPRECATED
+    if args.autotune_cache:
+        yield CACHE_IGNORED
+    calls = [one.sources[0].content.lower() for name, one in request.entry.solutions.items() if name != TORCH]
+    if args.enable_pdl and calls and not any("pdl" in call for call in calls):
+        yield PDL_IGNORED.format(request.named)
     if args.generate_repro_command:
         yield f"[INFO] To reproduce this test case, run the following command: {args.repro_command}"
     yield from (f"[WARNING] {reason}" for reason in request.skipped.values())

@@ -8,6 +8,7 @@ a chain has n drafted tokens. Samplers and selections mostly compare, so their F
 * chain: 4 B (2 n + 1) V + 4 B n read, 4 B (n + 1) + 8 B written.
 * top_k: B V e read, B k (e + 8) written.
 * transforms: rows L e + 8 rows read, 4 rows k written; the page table is another 4 B L.
+* top_k_varlen: true lengths count. e for each entry and 4 B read, 4 B k written.
 """
 
 from __future__ import annotations
@@ -18,14 +19,18 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Final
 
+from flashinfer_bench.roofline.cost import size_of
 from flashinfer_bench.routines.case.spec import (
     ALL,
+    BLACKWELL,
+    CAPABILITIES,
     PDL,
     Case,
     Check,
     Routine,
     Tensor,
     at_most,
+    counted,
     direct,
     generator,
     needed,
@@ -54,6 +59,14 @@ FLAGS: Final = (
     whole("num_rows", "rows of the transforms (default: batch_size)"),
     PDL,
 )
+VARLEN_FLAGS: Final = (
+    size("batch_size", "number of rows"),
+    size("max_seq_len", "columns; lengths are random, above top_k"),
+    whole("top_k", "number of entries to keep", 512),
+    word("input_dtype", "dtype of the scores", "float32", FLOATS),
+)
+GUESSED_TOP_K: Final = (512, 1024, 2048)
+"""Values of --top_k that gvr takes."""
 NUMBERS: Final = {"top_k": "int32", "top_p": "float32", "min_p": "float32", "temperature": "float32"}
 FILTERED: Final = {"probs": Check(1e-3, 1e-12), "logits": Check(1e-6, 1e-6)}
 
@@ -142,6 +155,22 @@ def make_transform(args: Namespace) -> Case:
     )
 
 
+def make_top_k_varlen(args: Namespace) -> Case:
+    """Make a case that selects the k largest within the length of each row."""
+    batch, columns, kept = args.batch_size, args.max_seq_len, at_most(args, "top_k", "max_seq_len")
+    lengths = generator(args).integers(min(kept + 1, columns), columns + 1, batch)  # gvr guesses up to column top_k
+    fits = kept in GUESSED_TOP_K and columns * size_of(args.input_dtype) % 16 == 0 and batch <= 1024
+    return Case(
+        op_type="top_k",
+        inputs={
+            "scores": counted(f"{args.input_dtype}[batch_size max_seq_len]", int(lengths.sum())),
+            "lengths": stored(lengths),
+        },
+        outputs={"indices": "int32[batch_size top_k]"},
+        refusals={"gvr": not fits and "it takes --top_k 512, 1024 or 2048, rows of 16 bytes, and at most 1024 rows"},
+    )
+
+
 def _of_rows(name: str, summary: str, source: str, *numbers: str) -> Routine:
     make = partial(_make_of_rows, source=source, numbers=numbers)
     return Routine("sampling", FLAGS, make, name, summary, {"cuda": ALL}, module="sampling")
@@ -166,4 +195,12 @@ ROUTINES: Final = (
     _routine(make_top_k, "top_k", "select the k largest", module="topk"),
     _routine(make_transform, "top_k_page_table_transform", "select, then look pages up", module="topk"),
     _routine(make_transform, "top_k_ragged_transform", "select, then add an offset", module="topk"),
+    Routine(
+        "topk_varlen",
+        VARLEN_FLAGS,
+        make_top_k_varlen,
+        "top_k_varlen",
+        "select the k largest of rows of several lengths",
+        {"radix_cutlass": CAPABILITIES, "radix": (*BLACKWELL, "10.7", "11.0", "12.0", "12.1"), "gvr": BLACKWELL},
+    ),
 )

@@ -32,7 +32,7 @@ def test_the_commands_of_the_documents_make_a_case(command):
 
 
 def test_the_table_has_the_routines_of_the_documents_and_all_are_in_the_sample():
-    assert [len(family.ROUTINES) for family in FAMILIES] == [4, 11, 5, 1, 12, 4, 15, 8]
+    assert [len(family.ROUTINES) for family in FAMILIES] == [4, 11, 5, 1, 12, 4, 16, 8]
     requests = ask("", testlist=SAMPLE)
     assert [request.problem for request in requests if request.problem] == []
     assert {request.named for request in requests} == {*ROUTINES}
@@ -133,6 +133,8 @@ HALF = "--q_dtype float16 --kv_dtype float16"
         ("fused_qk_rmsnorm_rope", "--batch_size 1 --num_heads 40 --hidden_size 2560", {"cuda": "32 heads"}),
         ("rmsnorm_fp4quant", "--batch_size 2 --hidden_size 64 --output_both_sf_layouts", {"cute-dsl": "one layout"}),
         ("add_rmsnorm_fp4quant", "--batch_size 2 --hidden_size 64 --output_both_sf_layouts", {}),
+        ("top_k_varlen", "--batch_size 2 --max_seq_len 1024", {}),
+        ("top_k_varlen", "--batch_size 2 --max_seq_len 1022 --input_dtype float16", {"gvr": "rows of 16 bytes"}),
         ("nvfp4_quantize", "--m 8 --k 64 --sf_vec_size 32", dict.fromkeys(("cuda", "cute-dsl"), "kernel takes 16")),
         ("nvfp4_quantize", "--m 8 --k 64 --do_shuffle", dict.fromkeys(("cuda", "cute-dsl"), "--do_shuffle")),
     ],

@@ -6,7 +6,7 @@ import argparse
 
 import pytest
 
-from flashinfer_bench.cli.perf.results import Results, is_failure, make_judged, make_row, report
+from flashinfer_bench.cli.perf.results import Results, introduce, is_failure, make_judged, make_row, report
 from flashinfer_bench.cli.perf.session import make_config
 from flashinfer_bench.routines.case.support import Platform
 from flashinfer_bench.routines.table import ROUTINES
@@ -116,3 +116,18 @@ def test_auto_is_told_by_what_it_stands_for(routine, flags, capability, status, 
     platform = Platform("a GPU", capability, {}, frozenset({"flashinfer"}))
     (asked,) = ask(f"--routine {routine} {AUTO} {flags}", platform)
     assert make_row(asked, "auto", platform, status)["resolved_backend"] == resolved
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--routine mm_bf16 --enable_pdl --m 4 --n 16 --k 64", []),
+        ("--routine bmm_bf16 --enable_pdl --m 4 --n 16 --k 64", ["routine bmm_bf16 does not support PDL"]),
+        ("--routine bmm_bf16 --m 4 --n 16 --k 64 --autotune_cache tactics.json", ["--autotune_cache has no effect"]),
+    ],
+)
+def test_a_flag_without_effect_is_a_warning(words, said):
+    (asked,) = ask(words, Platform("a GPU", "9.0", {}, frozenset({"flashinfer", "cudnn"})))
+    lines = [line for line in introduce(asked, Platform("a GPU", "9.0", {}, frozenset())) if "WARNING" in line]
+    assert len(lines) == len(said)
+    assert all(part in line for part, line in zip(said, lines, strict=True))
