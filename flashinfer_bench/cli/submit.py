@@ -17,7 +17,7 @@ from flashinfer_bench.base.printable import to_printable
 from flashinfer_bench.cli.drafts import describe_draft, read_hints
 from flashinfer_bench.cli.output import INTERRUPTED, one_interrupt, write_err, write_out
 from flashinfer_bench.cli.parser import QUIET_FLAG, SOURCE_FLAGS, Parser, add_flags, add_names
-from flashinfer_bench.cli.tables import count, join_sections, lay_out, write_result
+from flashinfer_bench.cli.tables import count, join_sections, lay_out, list_counts, shorten_uuid, write_result
 from flashinfer_bench.client import DEFAULT_URL, Client, ServerFault, TaskReport
 from flashinfer_bench.data import Solution, Trace
 from flashinfer_bench.data.json_utils import load_json_file
@@ -46,6 +46,8 @@ TASKS: Final = {
     "Solution": "{solution}",
     "Submitter": "{submitter}",
 }
+ENDED: Final = {"LEFT_OUT": "not judged", "FAULT": "without a verdict"}
+"""Result of a job without a status → its words, as in the result of a run."""
 TASK_KEYS: Final = ("task_id", "status", "definition", "solution", "submitter")
 SHOWN_TASKS: Final = 15
 """Maximum number of open tasks in the list."""
@@ -250,7 +252,10 @@ def read_overview(client: Client) -> dict[str, Any]:
     samples: defaultdict[str, list[tuple[dict[str, str], float]]] = defaultdict(list)
     for name, text, value in SAMPLE.findall(client.metrics()):
         samples[name].append(({key: json.loads(found) for key, found in LABEL.findall(text)}, float(value)))
-    jobs = {labels["device"]: f"{labels['solution']} on {labels['workload']}" for labels, _ in samples["device_job"]}
+    jobs = {
+        labels["device"]: f"{labels['solution']} on {shorten_uuid(labels['workload'])}"
+        for labels, _ in samples["device_job"]
+    }
     seconds = {labels["device"]: round(value) for labels, value in samples["device_job_seconds"]}
     health = client.health()
     return {
@@ -267,7 +272,7 @@ def read_overview(client: Client) -> dict[str, Any]:
 
 def render_overview(overview: dict[str, Any]) -> str:
     """Render an overview."""
-    counts = ", ".join(f"{number} {status}" for status, number in overview["jobs"].items())
+    counts = list_counts({ENDED.get(status, status): number for status, number in overview["jobs"].items()})
     rate = f"{overview['verdicts_per_second']:.2g} verdicts per second"
     head = f"{count(overview['queue_jobs'], 'job')} in the queue; {rate} in the last minute; {counts or 'no verdict'}"
     tasks = lay_out(TASKS, overview["open_tasks"][:SHOWN_TASKS])

@@ -25,6 +25,7 @@ METRICS = r"""
 # TYPE flashinfer_bench_tasks gauge
 flashinfer_bench_verdicts_per_second 3.25
 flashinfer_bench_jobs_total{status="PASSED"} 80
+flashinfer_bench_jobs_total{status="LEFT_OUT"} 3
 flashinfer_bench_device_job{device="cuda:0",definition="double",solution="ker\"nel",workload="w0"} 1
 flashinfer_bench_device_job_seconds{device="cuda:0"} 12.3
 another_metric 5
@@ -193,7 +194,7 @@ def test_submit_takes_a_source_as_run_does(command, tmp_path, name, flags, entry
 def test_top_shows_devices_queue_rate_and_open_tasks(command):
     code, out, _, _ = command("top", "--once")
     assert (code, out.count(ID)) == (0, 1)
-    assert "12 jobs in the queue; 3.2 verdicts per second in the last minute; 80 PASSED" in out
+    assert "12 jobs in the queue; 3.2 verdicts per second in the last minute; 80 PASSED, 3 not judged" in out
     assert 'cuda:0  a "GPU"   working  ker"nel on w0       12' in out
     assert "kernel_12345678  ann\n" in out
 
