@@ -2,6 +2,7 @@
 
 import re
 import shutil
+from pathlib import Path
 
 import pytest
 
@@ -32,3 +33,12 @@ def test_the_programs_tell_verdicts_as_they_come_and_a_reward_for_each_candidate
         right, *others = eval(line.removeprefix("rewards: "))
         assert (right > 0, others) == (True, [0.0, 0.0, 0.0])
     assert eval(counts) == {"PASSED": 2, "INCORRECT_NUMERICAL": 2, "RUNTIME_ERROR": 2, "TIMEOUT": 2}
+
+
+def test_a_file_becomes_a_solution(bundled):
+    source = Path("my_rmsnorm_h4096.py")
+    source.write_text("def run(hidden_states, weight):\n    return hidden_states\n")
+    names = {}
+    exec(PROGRAMS[2], names)
+    solution = names["solution"]
+    assert (solution.definition, solution.spec.entry_point) == ("rmsnorm_h4096", f"{source}::run")
