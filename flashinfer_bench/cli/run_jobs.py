@@ -446,7 +446,8 @@ def _write_outcome(args: Namespace, outcome: RunOutcome, trace_set: TraceSet | N
     if outcome.is_interrupted:
         write_err("interrupted")
     if trace_set is None:
-        write_err("nothing was saved (--no-save-results)")
+        if not args.replay:  # which never saves
+            write_err("nothing was saved (--no-save-results)")
         return
     if files := outcome.files(trace_set):
         write_err(f"traces: {some(files)}")

@@ -89,6 +89,7 @@ def test_the_script_knows_the_check_of_samplers_and_the_flags(tmp_path, monkeypa
     ("changes", "wrong", "reason"),
     [
         ({}, [1.0, 2.0, 3.0, 9.0], "1 of 4 elements differ"),
+        ({}, [1.5, 3.0, 4.5, 6.0], "(got is expected times 1.5)"),
         ({"required_matched_ratio": 0.5}, [1.0, 2.0, 3.0, 99.0], "the largest error, 95, is over"),
         ({"atol": 99.0}, [0.0] * 32 + [1.0] * 32, "the error of row 0 has 1 times the norm"),
         ({}, [[1.0]], "[1, 1] torch.float32, expected [4] torch.float32"),

@@ -24,7 +24,7 @@ from flashinfer_bench.bench.evaluator_record import (
     EvaluatorRecord,
 )
 from flashinfer_bench.bench.evaluators.compare.outputs import compare
-from flashinfer_bench.bench.evaluators.compare.pattern import describe_pattern
+from flashinfer_bench.bench.evaluators.compare.pattern import describe_problem
 from flashinfer_bench.bench.evaluators.compare.tolerance import Comparison, Tolerance
 from flashinfer_bench.bench.evaluators.evaluator import (
     Accepted,
@@ -121,8 +121,8 @@ class DefaultEvaluator(Evaluator):
         for name, got, expected in zip(definition.outputs, trial.got, trial.expected, strict=True):
             one = compare(expected, got, tolerance, output=name)
             result.append(one)
-            if one.problem() is not None:
-                problems.append(str(replace(one, pattern=describe_pattern(expected, got, tolerance)).problem()))
+            if problem := describe_problem(one, expected, got):
+                problems.append(problem)
         correctness = Correctness(
             max_relative_error=max((one.max_rel_error for one in result), default=0.0),
             max_absolute_error=max((one.max_abs_error for one in result), default=0.0),

@@ -28,6 +28,7 @@ from typing import Any
 import torch
 
 from flashinfer_bench.bench.evaluators.compare.outputs import compare
+from flashinfer_bench.bench.evaluators.compare.pattern import describe_problem
 from flashinfer_bench.bench.evaluators.compare.tolerance import Tolerance
 from flashinfer_bench.bench.evaluators.integrity.norms import measure_norms
 
@@ -82,7 +83,8 @@ def find_reasons(name: str, expected: torch.Tensor, got: torch.Tensor, call: Any
     norms = measure_norms(expected, got)
     evidence = call["evidence"]
     if "limit" not in evidence or "regime" not in evidence:  # the tolerance does not apply to stress cases
-        reasons.append(compare(expected, got, Tolerance(**call["tolerance"]), output=name).problem())
+        found = compare(expected, got, Tolerance(**call["tolerance"]), output=name)
+        reasons.append(describe_problem(found, expected, got))
     if norms is not None and evidence.get("output") == name and "limit" in evidence:
         row = evidence.get("row")
         share = norms.share() if row is None else float(norms.shares()[row])

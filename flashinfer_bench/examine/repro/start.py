@@ -18,7 +18,7 @@ from flashinfer_bench.errors import Fault
 QUICK: Final = {"profile_baseline": False, "time_budget_s": 1.0, "baseline_budget_s": 1.0, "confirm": False}
 """Settings of the run. It times the solution, because some failures show only in timed calls."""
 CAPTURE: Final = "flashinfer_bench.examine.repro.capture"
-COPIED: Final = ("compare.tolerance", "compare.outputs", "compare.packed", "integrity.norms")
+COPIED: Final = ("compare.tolerance", "compare.outputs", "compare.packed", "compare.pattern", "integrity.norms")
 """Modules of `bench/evaluators/` that are copied for the script, to `judge/…`."""
 
 

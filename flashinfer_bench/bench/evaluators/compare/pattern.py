@@ -9,12 +9,13 @@ positions outside it.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Final
 
 import torch
 
 from flashinfer_bench.bench.evaluators.compare.outputs import find_failing, is_whole, read_values
-from flashinfer_bench.bench.evaluators.compare.tolerance import Tolerance, find_beyond
+from flashinfer_bench.bench.evaluators.compare.tolerance import Comparison, Tolerance, find_beyond
 
 MOST_ELEMENTS: Final = 1 << 24
 """Outputs with more elements get no pattern, since the search would take seconds."""
@@ -35,6 +36,13 @@ diagonal."""
 SHIFTS: Final = tuple(2**power for power in range(8))
 """Shifts that are tried along each axis, in positions: one, and common sizes of tiles."""
 TILES: Final = tuple(2**power for power in range(1, 13))
+
+
+def describe_problem(comparison: Comparison, expected: torch.Tensor, got: torch.Tensor) -> str | None:
+    """Return why an output is wrong, with the pattern of its errors; None if it is right."""
+    if comparison.problem() is None:
+        return None
+    return replace(comparison, pattern=describe_pattern(expected, got, comparison.tolerance)).problem()
 
 
 def describe_pattern(expected: torch.Tensor, got: torch.Tensor, tolerance: Tolerance) -> str | None:
