@@ -8,9 +8,21 @@ from typing import Final
 from flashinfer_bench.data.names import did_you_mean
 from flashinfer_bench.errors import UsageError
 from flashinfer_bench.routines.case.spec import Routine
-from flashinfer_bench.routines.families import attention, gemm, moe, moe_comm, norm, quantization, rope, sampling
+from flashinfer_bench.routines.families import (
+    attention,
+    gdn,
+    gemm,
+    kda,
+    mamba,
+    moe,
+    moe_comm,
+    norm,
+    quantization,
+    rope,
+    sampling,
+)
 
-FAMILIES: Final = (attention, gemm, moe, moe_comm, norm, quantization, sampling, rope)
+FAMILIES: Final = (attention, gemm, moe, moe_comm, norm, quantization, sampling, rope, mamba, gdn, kda)
 ROUTINES: Final[Mapping[str, Routine]] = {one.name: one for family in FAMILIES for one in family.ROUTINES}
 
 

@@ -19,6 +19,11 @@ SMALL = {
     "fused_qk_rmsnorm_rope": "--batch_size 2 --hidden_size 128 --num_heads 2 --ppf 2 --pph 3 --ppw 4",
     "rmsnorm_fp4quant": "--batch_size 8 --hidden_size 128 --is_sf_swizzled_layout --use_global_scale",
     "add_rmsnorm_fp4quant": "--batch_size 8 --hidden_size 128 --out_dtype mxfp4",
+    "selective_state_update": "--batch_size 3 --nheads 4 --dim 64 --dstate 64 --ngroups 2 --has_z --dt_softplus",
+    "gated_delta_rule_decode": "--batch_size 2 --num_q_heads 2 --num_k_heads 2 --num_v_heads 4",
+    "gated_delta_rule_mtp": "--batch_size 2 --num_q_heads 2 --num_k_heads 2 --num_v_heads 4",
+    "chunk_gated_delta_rule": "--batch_size 2 --s_qo 5 --num_q_heads 2 --num_k_heads 2 --num_v_heads 4",
+    "recurrent_kda_prefill": "--batch_size 2 --s_qo 5 --num_q_heads 2 --packed --has_initial_state",
     "apply_rope": "--batch_size 2 --seq_len 7 --num_qo_heads 4 --num_kv_heads 2 --head_dim 32 --rotary_dim 16",
     "apply_rope_pos_ids": "--batch_size 2 --seq_len 7 --num_qo_heads 4 --num_kv_heads 2 --head_dim 32 --interleave",
     "apply_llama31_rope": "--batch_size 2 --seq_len 7 --num_qo_heads 4 --num_kv_heads 2 --head_dim 32 --rope_scale 8",
@@ -118,6 +123,22 @@ VARIANTS = [
     ("mxfp8_quantize", "--m 8 --k 64 --no_sf_swizzled_layout"),
     ("nvfp4_quantize", "--m 8 --k 64 --sf_layout linear --sf_vec_size 32"),
     ("nvfp4_quantize", "--m 8 --k 128 --per_token_activation --global_scale 0.01"),
+    *(
+        ("selective_state_update", f"--batch_size 2 --nheads 8 --dim 64 --dstate 64 --ngroups 1 --cache_steps 3 {more}")
+        for more in ("--state_dtype float16", "--varlen --weight_dtype bfloat16 --state_dtype float32")
+    ),
+    *(
+        (f"gated_delta_rule_{one}", f"--batch_size 2 --num_q_heads 2 --num_k_heads 2 --num_v_heads 2 {more}")
+        for one, more in (
+            ("decode", "--state_layout nontranspose --no_qk_l2norm --input_dtype float16"),
+            ("decode", "--state_dtype bfloat16 --pool_mode split"),
+            ("mtp", "--update_state --seq_len 3"),
+            ("mtp", "--update_state --cache_intermediate_states"),
+            ("mtp", "--state_dtype bfloat16"),
+        )
+    ),
+    ("chunk_gated_delta_rule", "--batch_size 1 --s_qo 70 --num_q_heads 4 --num_k_heads 2 --num_v_heads 2"),
+    ("recurrent_kda_prefill", "--batch_size 2 --s_qo 5 --num_q_heads 2 --lower_bound -1"),
     ("rope_quantize_fp8", "--batch_size 2 --seq_len 5 --num_qo_heads 4 --num_kv_heads 2 --head_dim 32 --no_rope_dim 8"),
     (
         "rope_quantize_fp8_append_paged_kv_cache",

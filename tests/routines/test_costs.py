@@ -14,6 +14,8 @@ from tests.routines.judged import make_case
 ROWS = "--batch_size 2 --hidden_size 64"  # N = 128
 DIT = "--batch_size 2 --hidden_size 3"  # 6 rows of 3072
 ROPE = "--batch_size 2 --seq_len 3 --num_qo_heads 4 --num_kv_heads 2 --head_dim 8"  # T = 6
+MAMBA = "--batch_size 2 --nheads 4 --dim 8 --dstate 8 --ngroups 4 --has_z"
+HEADS = "--batch_size 2 --num_q_heads 2 --num_k_heads 2 --num_v_heads 4 --head_size 8"
 VOCAB = "--batch_size 2 --vocab_size 10 --top_k 3"
 SIZES = "--m 4 --n 128 --k 256"
 MOE = "--num_tokens 4 --hidden_size 128 --intermediate_size 256 --num_experts 8 --top_k 2"
@@ -84,6 +86,29 @@ COUNTS = [
     ("mla_rope_quantize_fp8", f"{ROPE} --no_rope_dim 16", 720, 1440 + 720 + 96 + 24),
     ("rope_quantize_fp8", ROPE, 864, 576 + 288 + 96 + 24),
     ("rope_quantize_fp8_append_paged_kv_cache", f"{ROPE} --page_size 2", 864, 768 + 384 + 96 + 24 + 4 * 19),
+    # Mamba: states in and out, x, z and out, steps, B and C, then A, D and bias; 512 numbers of states, 64 of x and B
+    ("selective_state_update", MAMBA, 5 * 512, 2 * 1024 + 3 * 128 + 32 + 2 * 128 + 3 * 16),
+    (
+        "selective_state_update",
+        f"{MAMBA} --cache_steps 3 --varlen --dt_softplus",
+        3 * 5 * 512,
+        (1 + 3) * 1024 + 3 * (3 * 128 + 32 + 2 * 128) + 3 * 16,
+    ),
+    # gated delta rule: 12 heads of q, k, v and out, states, gates, A_log and bias, offsets; 512 numbers of states
+    ("gated_delta_rule_decode", HEADS, 6 * 512, 2 * 12 * 16 + 2 * 2048 + 2 * 16 + 2 * 16),
+    (
+        "gated_delta_rule_mtp",
+        f"{HEADS} --cache_intermediate_states",
+        2 * 6 * 512,
+        2 * (2 * 12 * 16 + 2 * 16) + (1 + 2) * 2048 + 2 * 16 + 8,
+    ),
+    ("chunk_gated_delta_rule", f"{HEADS} --s_qo 3", 3 * 4 * 512, 6 * (12 * 16 + 2 * 16) + 2048 + 24),
+    (
+        "recurrent_kda_prefill",
+        "--batch_size 2 --s_qo 3 --num_q_heads 4 --head_size 8 --has_initial_state --packed",
+        3 * 6 * 512,
+        6 * (5 * 4 * 16 + 8) + 2 * 1024 + 16 + 128 + 12,
+    ),
     # attention: 2 pairs heads (qk + vo); q and o, k and v, page table, lengths
     ("BatchDecodeWithPagedKVCacheWrapper", PAGED, 2 * 12 * 4 * 16, 256 + 768 + 4 * (4 + 2)),
     (

@@ -74,7 +74,7 @@ max_absolute_error max_relative_error mat2_dtype autotune use_cuda_events num_it
 high_freq_factor old_context_len real_math validate per_phase_timing setup_ms assurance bound burst_ms
 burst_resolution_ms relay_ms why_unconfirmed gpu_name compute_capability flashinfer_version torch_version testlist_line
 flags output_both_sf_layouts per_token_activation rank num_loras num_slices use_functional_api
-b12x_quant_mode use_lora
+b12x_quant_mode use_lora algorithm varlen cache_intermediate_states offsets_dtype lower_bound
 """
 COLUMNS: Final = (*DOCUMENTED.split(), *LATER.split(), *OWN.split())
 LOSS_HINT: Final = "free disk space or name another file, then run the missing cases again"

@@ -1,0 +1,169 @@
+"""The gdn family: the gated delta rule of gated delta nets, in decoding, in verification and in prefill.
+
+H is the larger of the numbers of query and value heads, and d the head size. A state is d x d. FLOPs are 6 H d² for a
+token: product of state and key, update, and product with the query. Prefill has 4 H d², as FlashInfer counts. Bytes
+are those of the tensors. A state is read once, except in prefill, which begins with zeros. It is written once if it is
+kept, and with `--cache_intermediate_states` also after each token.
+"""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from functools import partial
+from typing import Any, Final
+
+from flashinfer_bench.routines.case.spec import (
+    BLACKWELL,
+    HALF,
+    HOPPER,
+    Case,
+    Check,
+    Routine,
+    direct,
+    floats,
+    generator,
+    require,
+    size,
+    stored,
+    switch,
+    whole,
+    word,
+)
+
+PLAIN: Final = "pretranspose"
+FLAGS: Final = (
+    size("batch_size", "number of sequences"),
+    whole("num_q_heads", "heads of the queries", 16),
+    whole("num_k_heads", "heads of the keys", 16),
+    whole("num_v_heads", "heads of the values", 32),
+    whole("head_size", "length of a query, a key or a value", 128),
+    word("input_dtype", "dtype of the inputs and the output", "bfloat16", HALF),
+    word("state_dtype", "decode, mtp: dtype of the states", "float32", ("float32", "bfloat16")),
+    word("state_layout", f"decode: order of a state; {PLAIN}: values, then keys", PLAIN, (PLAIN, "nontranspose")),
+    word(
+        "pool_mode",
+        "accepted: states are written to other slots than read",
+        "single",
+        ("single", "split"),
+    ),
+    whole("seq_len", "mtp: tokens of a sequence, at least 2; default 2"),
+    whole("s_qo", "chunk: tokens of a sequence", 2048),
+    switch("update_state", "mtp: write the last state; bfloat16 states are always written"),
+    switch("cache_intermediate_states", "mtp: write the state after each token"),
+    switch("no_qk_l2norm", "decode, mtp: do not normalise queries and keys"),
+)
+WIDTH: Final = 128
+"""The head size of the kernels. Only some kernels know a multiple of it."""
+DECODE: Final = "flashinfer.gdn_decode.gated_delta_rule_decode"
+VERIFY: Final = "flashinfer.gdn_decode.gated_delta_rule_mtp"
+COPIED: Final = "state_out.copy_(state)"
+MISSING: Final = "its kernels are not in the package flashinfer-python"
+ERRORS: Final = {"float32": 5e-3, "bfloat16": 2e-2}
+"""dtype of states → allowed error."""
+
+
+def _list_heads(args: Namespace, lead: str) -> tuple[int, dict[str, Any]]:
+    """Return the number of states of a sequence, to which all heads are repeated; and queries, keys and values."""
+    counts = {one: getattr(args, f"num_{one}_heads") for one in "qkv"}
+    heads = max(counts["q"], counts["v"])
+    for one, count in counts.items():
+        require(heads % count == 0, f"--num_{one}_heads {count} does not divide {heads}")
+    return heads, {one: f"{args.input_dtype}[{lead} num_{one}_heads head_size]" for one in counts}
+
+
+def _refuse(args: Namespace, *, is_prefill: bool = False) -> dict[str, Any]:
+    """Return why the library cannot run a case."""
+    query, key, value = args.num_q_heads, args.num_k_heads, args.num_v_heads
+    why, is_exact = "", is_prefill or args.state_dtype == "bfloat16"
+    if not (query == key <= value or (is_prefill and key == value <= query)):
+        why = f"{query}, {key} and {value} heads: two numbers must agree"
+    elif args.head_size % WIDTH or (is_exact and args.head_size != WIDTH):
+        why = f"--head_size {args.head_size}: its kernel takes {WIDTH}"
+    return {"flashinfer": why, "triton": MISSING, "fla": MISSING}
+
+
+def make_decode(args: Namespace) -> Case:
+    """Make a case of one token, or of several tokens of which some may be rejected later.
+
+    A pool of states is the usual call. Two kernels take no other slot to write to: a state that they write is copied
+    first. The kernel of several tokens reads states in place if it writes none.
+    """
+    heads, inputs = _list_heads(args, "batch_size seq_len")
+    is_mtp, every = args.routine.endswith("mtp"), args.cache_intermediate_states
+    is_wide, is_plain = args.state_dtype == "float32", args.state_layout == PLAIN
+    tokens = args.seq_len or 1 + is_mtp
+    require((tokens > 1) == is_mtp, f"--seq_len {tokens}: decode takes one token, and mtp takes more")
+    require(is_wide or (is_plain and not every), f"--state_dtype {args.state_dtype}: only the last state, in {PLAIN}")
+    require(is_plain or not is_mtp, f"--state_layout {args.state_layout}: {args.routine} takes {PLAIN}")
+    require(is_mtp or not every, f"--cache_intermediate_states: {args.routine} writes the last state")
+    writes = args.update_state or not (is_mtp and is_wide)
+    is_verified = is_mtp and (every or not writes)
+    state = f"{args.state_dtype}[batch_size heads head_size head_size]"
+    gates = f"{args.input_dtype}[batch_size seq_len heads]"
+    inputs["state"] = state
+    if is_verified:
+        inputs["initial_state_indices"] = stored(range(args.batch_size))
+    inputs |= {"A_log": "float32[heads]", "a": gates, "dt_bias": "float32[heads]", "b": gates}
+    outputs = {"out": gates.replace("heads", "heads head_size")}
+    given = [COPIED if one == "state" and writes else one for one in inputs] + ["output=out"]
+    normalises, call = not args.no_qk_l2norm, ""
+    if writes:
+        outputs["state_out"] = state
+    if every:
+        outputs["intermediate_states"] = state.replace("heads", "seq_len heads", 1)
+        given.append("intermediate_states_buffer=intermediate_states")
+    if is_verified:
+        call = direct(VERIFY, *given, use_qk_l2norm=normalises, disable_state_update=not writes)
+    elif not is_plain:
+        call = direct(DECODE, *given, use_qk_l2norm=normalises)
+    error = ERRORS[args.state_dtype]
+    return Case(
+        op_type="gdn",
+        axes={"heads": heads, "seq_len": tokens},
+        inputs=inputs,
+        outputs=outputs,
+        reference="gated_delta_rule",
+        constants={"UPDATE_STATE": writes},
+        call=call,
+        flops=6 * tokens * args.batch_size * heads * args.head_size**2,
+        check=Check(error, error),
+        refusals=_refuse(args),
+        columns={"seq_len": tokens, "use_qk_l2norm": normalises},
+        notes=("the timed call copies the states first, and the kernel works on the copy",) if COPIED in call else (),
+    )
+
+
+def make_chunk(args: Namespace) -> Case:
+    """Make a case of prefill: packed sequences of equal lengths. Decays and rates are between 0 and 1."""
+    heads, inputs = _list_heads(args, "tokens")
+    tokens, random = args.batch_size * args.s_qo, generator(args)
+    inputs |= {one: floats(random.random((tokens, heads))) for one in ("g", "beta")}
+    call = direct(
+        f"flashinfer.gdn_prefill.{args.routine}",
+        *(*inputs, "None", "None", "True", "cu_seqlens", "output=out", "output_state=state_out"),
+    )
+    return Case(
+        op_type="gdn",
+        axes={"heads": heads, "tokens": tokens},
+        inputs=inputs | {"cu_seqlens": stored(range(0, tokens + 1, args.s_qo), "int64")},
+        outputs={
+            "out": f"{args.input_dtype}[tokens heads head_size]",
+            "state_out": "float32[batch_size heads head_size head_size]",
+        },
+        call=call,
+        flops=4 * tokens * heads * args.head_size**2,
+        check=Check(1e-2, 5e-3),
+        refusals=_refuse(args, is_prefill=True),
+    )
+
+
+GPUS: Final = (*HOPPER, *BLACKWELL)
+_decode = partial(Routine, "gdn", FLAGS, make_decode, support={"flashinfer": GPUS, "triton": ()})
+ROUTINES: Final = (
+    _decode("gated_delta_rule_decode", "gated delta rule for one token"),
+    _decode("gated_delta_rule_mtp", "gated delta rule for several tokens, in order"),
+    Routine(
+        *("gdn", FLAGS, make_chunk, "chunk_gated_delta_rule", "gated delta rule in prefill"),
+        support={"flashinfer": (*GPUS, "12.0", "12.1"), "fla": ()},
+    ),
+)
