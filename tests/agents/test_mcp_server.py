@@ -1,7 +1,9 @@
 """Tools for a model: an agent's session over the Model Context Protocol, and calls that are long, large or wrong."""
 
 import asyncio
+import json
 import os
+import signal
 import subprocess
 import sys
 
@@ -76,6 +78,19 @@ def test_an_agent_finds_out_why_a_solution_fails_edits_it_and_passes(root):
             assert (await use("result", number=0))[0] == passed
 
     asyncio.run(work())
+
+
+def test_ctrl_c_ends_the_server_though_stdin_is_open(root):
+    pytest.importorskip("mcp", reason="needs the extra mcp")
+    client = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "test", "version": "1"}}
+    argv = [sys.executable, "-m", "flashinfer_bench", "mcp", "--local", str(root)]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as server:
+        request = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": client}
+        server.stdin.write(json.dumps(request).encode() + b"\n")
+        server.stdin.flush()
+        assert json.loads(server.stdout.readline())["id"] == 1
+        server.send_signal(signal.SIGINT)
+        assert server.wait(timeout=30) == -signal.SIGINT
 
 
 def test_a_long_call_shows_its_progress_and_can_be_cancelled():
