@@ -33,8 +33,9 @@ from flashinfer_bench.errors import Fault, UsageError
 
 THREADS: Final = 8
 """Number of parallel downloads, as in the hub's own client."""
-HIDDEN: Final = re.compile(r"(^|/)\.")
-"""Paths that readers of a set skip. They are not fetched."""
+HIDDEN: Final = re.compile(r"(^|/)(\.|[\w-]{27}=\.)")
+"""Paths that are not fetched: readers of a set skip them, or they look like the client's names of unfinished downloads.
+With a folder of such a name, a server's ETag could lead the client out of the staging folder."""
 SHA256_DIGITS: Final = 64
 MISSING: Final = "it is missing or differs, and offline no file is downloaded"
 REFUSED: Final = "refused: its size or digest differs from the hub's list"

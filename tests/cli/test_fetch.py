@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 import os
 import signal
@@ -230,6 +232,18 @@ def test_an_answer_that_is_not_a_hubs_is_an_error_without_a_traceback(fetch, ser
     code, _, err, _ = fetch()
     assert (code, err.count("\n")) == (1, 1)
     assert err.startswith(f"error: the answer of {server.url} cannot be read: ")
+
+
+def test_an_etag_leads_no_write_outside(fetch, server, tmp_path):
+    """The client has the ETag in the name of an unfinished download, after this digest of the file's name."""
+    digest = base64.urlsafe_b64encode(hashlib.sha1(b"z.metadata").digest()).decode()
+    server.files = {f"{digest}.a/file": b"x", "z": b"x" * 5000}
+    server.etags["z"] = f"a{'/..' * 40}{tmp_path}/outside/file"
+    server.cuts.add("z")
+    found, outside = [], tmp_path / "outside"
+    outside.mkdir()
+    server.on_download = lambda _: found.extend(outside.iterdir())
+    assert (fetch()[0], found, (tmp_path / "set/z").exists()) == (1, [], False)
 
 
 def test_a_record_of_a_stranger_names_no_file_outside(fetch, server, tmp_path):

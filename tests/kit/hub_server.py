@@ -24,6 +24,7 @@ class HubServer(ThreadingHTTPServer):
         on_download: called before each download with its path; returns the status of a refusal, or None.
         cuts: paths whose first download breaks off in the middle.
         tree: the answer in place of the list of files.
+        etags: path → ETag in place of the content's digest.
     """
 
     def __init__(self, files: dict[str, bytes]) -> None:
@@ -31,6 +32,7 @@ class HubServer(ThreadingHTTPServer):
         self.url = f"http://127.0.0.1:{self.server_port}"
         self.files, self.sent, self.requests, self.cuts = files, dict[str, bytes](), list[str](), set[str]()
         self.tree: bytes | None = None
+        self.etags = dict[str, str]()
         self.on_download: Callable[[str], int | None] = lambda _: None
 
     @property
@@ -79,7 +81,8 @@ class _Handler(BaseHTTPRequestHandler):
         if status is not None:
             return self.answer(status, {})
         start = int((re.match(r"bytes=(\d+)-", self.headers.get("Range", "")) or [0, "0"])[1])
-        head = {"X-Repo-Commit": self.server.commit, "ETag": f'"{hashlib.sha256(content).hexdigest()}"'}
+        etag = self.server.etags.get(path) or hashlib.sha256(content).hexdigest()
+        head = {"X-Repo-Commit": self.server.commit, "ETag": f'"{etag}"'}
         if start:
             head["Content-Range"] = f"bytes {start}-{len(content) - 1}/{len(content)}"
         cut = self.command == "GET" and path in self.server.cuts
