@@ -81,6 +81,12 @@ SMALL = {
     "--top_k 1 --routing_method llama4 --use_routing_bias --use_routing_scales_on_input",
     "cutlass_fused_moe": "--num_tokens 16 --hidden_size 128 --intermediate_size 128 --num_experts 4 --top_k 2 "
     "--cutlass_variant nvfp4",
+    **dict.fromkeys(
+        ("cute_dsl_fp4_block_scale_moe", "unified_nvfp4_moe"),
+        "--num_tokens 16 --hidden_size 128 --intermediate_size 128 --num_experts 8 --top_k 3 --local_num_experts 6 "
+        "--local_expert_offset 1",
+    ),
+    "b12x_fused_moe": "--num_tokens 16 --hidden_size 128 --intermediate_size 128 --num_experts 4 --top_k 2",
     "bgmv_moe": "--num_tokens 16 --hidden_size 384 --intermediate_size 1 --num_experts 4 --top_k 2 --rank 8 "
     "--num_loras 3 --num_slices 2",
     "moe_a2a_dispatch_combine": "--num_tokens 3 --hidden_size 128 --num_experts 16 --top_k 3 --quant_dtype fp8",
@@ -94,6 +100,10 @@ VARIANTS = [
     ("cutlass_fused_moe", f"{MOE} --cutlass_variant fp8 --gated_act geglu"),
     ("cutlass_fused_moe", f"{MOE} --cutlass_variant nvfp4 --quantized_input"),
     ("trtllm_fp8_block_scale_moe", f"{MOE} --routing_method renormalize_naive"),
+    ("cute_dsl_fp4_block_scale_moe", f"{MOE} --activation-type Relu2 --use_functional_api"),
+    ("b12x_fused_moe", f"{MOE} --activation-type GegluTanh --use_functional_api"),
+    ("b12x_fused_moe", f"{MOE} --activation-type Relu2"),
+    ("b12x_fused_moe", f"{MOE} --b12x_quant_mode w4a16"),
     ("BatchPrefillWithPagedKVCacheWrapper", PREFILL),
     ("moe_a2a_dispatch_combine", "--num_tokens 3 --hidden_size 128 --num_experts 8 --top_k 3 --quant_dtype nvfp4"),
     *(

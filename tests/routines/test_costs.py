@@ -19,6 +19,8 @@ HEADS = "--batch_size 2 --num_q_heads 2 --num_k_heads 2 --num_v_heads 4 --head_s
 VOCAB = "--batch_size 2 --vocab_size 10 --top_k 3"
 SIZES = "--m 4 --n 128 --k 256"
 MOE = "--num_tokens 4 --hidden_size 128 --intermediate_size 256 --num_experts 8 --top_k 2"
+PAIR = "--num_tokens 4 --hidden_size 128 --intermediate_size 256 --num_experts 2 --top_k 2"
+LAYERS = 128 * 256 * 9 / 16
 PAGED = "--page_size 4 --batch_size 2 --num_qo_heads 4 --num_kv_heads 2 --head_dim_qk 8 --s_kv 6"
 PAIR_WORK = 6 * 128 * 256
 ALL_PAIRS = 4 * 2
@@ -147,6 +149,25 @@ COUNTS = [
         f"{MOE} --use_routing_bias",
         ALL_PAIRS * PAIR_WORK,
         4 * 8 * 4 + 2 * 8 + 4 * (128 * 9 / 16 + 256) + ACTIVE * (3 * 128 * 256 * 9 / 16 + 12),
+    ),
+    # nvfp4 experts that are all active: tokens, experts with their factors, layers with their factors, out
+    (
+        "cute_dsl_fp4_block_scale_moe",
+        PAIR,
+        ALL_PAIRS * PAIR_WORK,
+        4 * 72 + 8 * (4 + 4) + 2 * (LAYERS * 3 + 8) + 4 * 256,
+    ),
+    (
+        "unified_nvfp4_moe",
+        f"{PAIR} --local_num_experts 1 --local_expert_offset 1",
+        4 * PAIR_WORK,
+        4 * 72 + 8 * (4 + 4) + LAYERS * 3 + 8 + 4 * 256,
+    ),
+    (
+        "b12x_fused_moe",
+        f"{PAIR} --activation_type Relu2",
+        ALL_PAIRS * PAIR_WORK * 2 / 3,
+        4 * 256 + 8 * (4 + 4) + 2 * (LAYERS * 2 + 8) + 4 * 256,
     ),
     # tokens, three slices of float32, indices and weights of pairs, adapters, both matrices of two experts
     (

@@ -10,6 +10,7 @@ import torch
 
 from flashinfer_bench.routines.case.generated_entry import generate_entry
 from flashinfer_bench.routines.code import moe_torch
+from flashinfer_bench.routines.code.formats import from_tiles
 from flashinfer_bench.routines.table import find_routine
 from tests.routines.judged import JudgedRoutine, load, make_case
 from tests.routines.small import SMALL
@@ -131,9 +132,79 @@ def add_updates(x, w1, w2, tokens, experts, adapters, factors):
     return [out.flatten(1).float()]
 
 
-@pytest.mark.parametrize(("routine", "kernel"), [("bgmv_moe", add_updates)])
-def test_a_kernel_of_experts_passes_with_its_own_roundings(routine, kernel, tmp_path):
-    assert JudgedRoutine(routine, tmp_path).status(kernel) == "PASSED"
+E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+
+
+def decode(codes, scales):
+    raw = codes.view(torch.uint8)[..., None].int()
+    both = torch.cat((raw & 15, raw >> 4), dim=-1).flatten(-2)
+    values = E2M1[both & 7] * (1 - (both >> 3) * 2)
+    return (values.unflatten(-1, (-1, 16)) * scales.float()[..., None]).flatten(-2)
+
+
+def to_nvfp4_and_back(x):
+    """Round to the nearest 4-bit float in each block of 16, whose scale is an e4m3 number."""
+    blocks = x.float().unflatten(-1, (-1, 16))
+    scale = (blocks.abs().amax(dim=-1, keepdim=True) / 6).to(torch.float8_e4m3fn).float()
+    nearest = (blocks[..., None].abs() / scale[..., None] - E2M1).abs().argmin(dim=-1)
+    return (E2M1[nearest] * blocks.sign() * scale).flatten(-2)
+
+
+def send(offset, activate, rounded):
+    """Return a kernel of nvfp4 experts that sends one token after the other through its experts."""
+
+    def run(*inputs):
+        *x, experts, factors, w1, scale1, factor1, w2, scale2, factor2 = inputs
+        tokens = decode(*x) if len(x) == 2 else rounded(x[0].float())
+        out = torch.zeros(len(tokens), w2.shape[1])
+        for token, chosen in enumerate((experts - offset).tolist()):
+            for place, expert in enumerate(chosen):
+                if 0 <= expert < len(w1):
+                    first = decode(w1[expert], scale1[expert]) @ tokens[token] * factor1[expert]
+                    done = decode(w2[expert], scale2[expert]) @ rounded(activate(first)) * factor2[expert]
+                    out[token] += factors[token, place] * done
+        return [out.bfloat16()]
+
+    return run
+
+
+def from_tiles_first(kernel):
+    def run(*inputs):
+        scales = torch.float8_e4m3fn
+        plain = (torch.stack([from_tiles(one, *one.shape) for one in x]) if x.dtype == scales else x for x in inputs)
+        return kernel(*plain)
+
+    return run
+
+
+def relu2(x):
+    return x.clamp(min=0) ** 2
+
+
+def swiglu(x):
+    return x[:128] * x[128:] * torch.sigmoid(x[128:])
+
+
+def geglu(x):
+    inner = (2 / torch.pi) ** 0.5 * (x[128:] + 0.044715 * x[128:] ** 3)
+    return x[:128] * x[128:] * 0.5 * (1 + torch.tanh(inner))
+
+
+@pytest.mark.parametrize(
+    ("routine", "more", "kernel"),
+    [
+        ("bgmv_moe", "", add_updates),
+        ("unified_nvfp4_moe", "", send(1, swiglu, to_nvfp4_and_back)),
+        ("cute_dsl_fp4_block_scale_moe", " --activation-type GegluTanh", send(1, geglu, to_nvfp4_and_back)),
+        ("cute_dsl_fp4_block_scale_moe", " --activation-type Relu2", send(1, relu2, to_nvfp4_and_back)),
+        ("cutlass_fused_moe", "", from_tiles_first(send(0, swiglu, to_nvfp4_and_back))),
+        ("b12x_fused_moe", "", send(0, swiglu, to_nvfp4_and_back)),
+        ("b12x_fused_moe", " --activation-type Relu2", send(0, relu2, to_nvfp4_and_back)),
+        ("b12x_fused_moe", " --b12x_quant_mode w4a16", send(0, swiglu, lambda x: x.bfloat16().float())),
+    ],
+)
+def test_a_kernel_of_experts_passes_with_its_own_roundings(routine, more, kernel, tmp_path):
+    assert JudgedRoutine(routine, tmp_path, SMALL[routine] + more).status(kernel) == "PASSED"
 
 
 @pytest.mark.parametrize(("method", "uses"), [("deepseek_v3", True), ("llama4", False), ("renormalize", False)])

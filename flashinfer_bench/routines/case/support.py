@@ -18,7 +18,9 @@ LIBRARY: Final = "flashinfer-python"
 NEEDS: Final[Mapping[str, tuple[str, str]]] = {
     "cudnn": ("cudnn", "nvidia-cudnn-frontend"),
     "cudnn-native": ("cudnn", "nvidia-cudnn-frontend"),
-    **dict.fromkeys(("cute-dsl", "tgv", "b12x", "radix", "gvr", "cudsl"), ("cutlass", "nvidia-cutlass-dsl")),
+    **dict.fromkeys(
+        ("cute-dsl", "tgv", "b12x", "radix", "gvr", "cudsl", "unified-cute-dsl"), ("cutlass", "nvidia-cutlass-dsl")
+    ),
     "cutile": ("cuda.tile", "cuda-tile"),
 }
 """Backend → the module that it imports, and the package with this module."""

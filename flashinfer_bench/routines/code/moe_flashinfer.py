@@ -4,12 +4,13 @@
 the result of `setup` as keyword arguments.
 """
 
-from functools import cache
+from functools import cache, partial
 
 import flashinfer
 import torch
 from flashinfer.fused_moe import convert_to_block_layout
 
+from flashinfer_bench.routines.code.formats import BLOCK, to_tiles
 from flashinfer_bench.routines.code.tuning import call
 
 TOP_K = 8
@@ -22,7 +23,19 @@ LOCAL_EXPERT_OFFSET = 0
 NUM_TOKENS = 1024
 GATED_ACT = "swiglu"
 ACTIVATION = {"swiglu": 3, "geglu": 4}[GATED_ACT]
+ACTIVATION_TYPE = "Swiglu"
+IDS = {"Swiglu": 3, "Relu2": 6, "GegluTanh": 8}
+B12X_NAMES = {"Swiglu": "silu", "Relu2": "relu2", "GegluTanh": "gelu_tanh"}
+B12X_QUANT_MODE = "nvfp4"
+USE_FUNCTIONAL_API = False
+BACKEND = "unified"
+CANDIDATES = {
+    "unified": ["CuteDslConfig", "TrtllmFp4Config"],
+    "unified-cute-dsl": ["CuteDslConfig"],
+    "unified-trtllm": ["TrtllmFp4Config"],
+}
 NUM_EXPERTS = 256
+HIDDEN_SIZE = 4096
 INTERMEDIATE_SIZE = 2048
 USE_ROUTING_SCALES_ON_INPUT = False
 USE_ROUTING_BIAS = False
@@ -173,6 +186,100 @@ def cutlass_nvfp4_quantised(hidden_states, hidden_states_scale, out, *rest):
     """nvfp4 weights and tokens."""
     tokens, scales = (hidden_states.view(torch.uint8), *rest[:2]), hidden_states_scale.view(torch.uint8)
     cutlass_fp4(tokens, rest[2:], out, scales)
+
+
+def in_tiles(weights, scales, has_gate=False):
+    """Give weights and scales in the layout of CuTe DSL. For a gate, 64 rows of each half take turns."""
+    parts = [weights.view(torch.uint8), scales.view(torch.uint8)]
+    if has_gate:
+        parts = [part.unflatten(1, (2, -1, SMALL_TILE)).transpose(1, 2).flatten(1, 3) for part in parts]
+    count, rows, columns = scales.shape
+    tiles = torch.stack([to_tiles(matrix, 128, 0) for matrix in parts[1]]).view(scales.dtype)
+    return parts[0], flashinfer.cute_dsl.convert_sf_to_mma_layout(tiles, rows, columns * BLOCK, count)
+
+
+def as_layers(weights, has_gate):
+    """Give weights, scales and factors of both products, by the names of CuTe DSL's calls."""
+    first, second = in_tiles(*weights[:2], has_gate), in_tiles(*weights[3:5])
+    names = ("w1_weight", "w1_weight_sf", "w1_alpha", "w2_weight", "w2_weight_sf", "w2_alpha")
+    named = dict(zip(names, (*first, weights[2], *second, weights[5]), strict=True))
+    return {**named, "fc2_input_scale": torch.ones(1, device=weights[2].device)}
+
+
+@cache
+def cute_dsl_layer(local):
+    """Give the call of experts, made once, since the library keeps what it tuned for one object."""
+    options = {"num_local_experts": local, "local_expert_offset": LOCAL_EXPERT_OFFSET}
+    options["activation_type"] = IDS[ACTIVATION_TYPE]
+    if USE_FUNCTIONAL_API:
+        return partial(flashinfer.cute_dsl_fused_moe_nvfp4, num_experts=NUM_EXPERTS, top_k=TOP_K, **options)
+    return flashinfer.CuteDslMoEWrapper(NUM_EXPERTS, TOP_K, HIDDEN_SIZE, INTERMEDIATE_SIZE, **options).run
+
+
+def cute_dsl_fp4_block_scale_moe_setup(*inputs):
+    """Weights in the layout of the kernel; the last six inputs are those of both products."""
+    return {"layers": as_layers(inputs[-6:], ACTIVATION_TYPE != "Relu2")}
+
+
+def cute_dsl_fp4_block_scale_moe(hidden_states, hidden_states_scale, *rest, layers):
+    """CuteDslMoEWrapper, or cute_dsl_fused_moe_nvfp4; the experts of tokens and their factors follow."""
+    tokens = (hidden_states.view(torch.uint8), hidden_states_scale[..., None])
+    return call(cute_dsl_layer(len(layers["w1_alpha"])), *tokens, *rest[:2], **layers)
+
+
+@cache
+def unified_layer(local):
+    """Give the layer, made once: it measures its candidates in the first call."""
+    moe = flashinfer.fused_moe
+    config = moe.MoEConfig(
+        routing=moe.RoutingConfig(NUM_EXPERTS, TOP_K, moe.RoutingMethodType(METHODS["renormalize"])),
+        quant=moe.QuantConfig(moe.QuantVariant.NVFP4),
+        experts=moe.ExpertConfig(INTERMEDIATE_SIZE, LOCAL_EXPERT_OFFSET, local),
+        backend=moe.BackendOptions(tuple(getattr(moe, name)() for name in CANDIDATES[BACKEND])),
+        execution=moe.ExecutionConfig(tune_max_num_tokens=MOST_TOKENS),
+    )
+    return moe.MoELayer(config)
+
+
+def unified_nvfp4_moe_setup(*inputs):
+    """Weights in the layouts of both candidates."""
+    first, scales1, factor1, second, scales2, factor2 = inputs[-6:]
+    pack = flashinfer.fused_moe.MoEWeightPack()
+    pack.prepare_for("cute_dsl_nvfp4", as_layers(inputs[-6:], True))
+    routed = {
+        "gemm1_weights": ordered(first, True),
+        "gemm1_weights_scale": ordered_scales(scales1, True),
+        "gemm2_weights": ordered(second, False),
+        "gemm2_weights_scale": ordered_scales(scales2, False),
+        **dict.fromkeys(("output1_scale_scalar", "output1_scale_gate_scalar"), factor1),
+        "output2_scale_scalar": factor2,
+    }
+    pack.prepare_for("trtllm_fp4_routed", routed)
+    return {"pack": pack, "layer": unified_layer(len(factor1))}
+
+
+def unified_nvfp4_moe(hidden_states, hidden_states_scale, *rest, pack, layer):
+    """MoELayer."""
+    tokens = (hidden_states.view(torch.uint8), hidden_states_scale, *rest[:2])
+    return call(layer, flashinfer.fused_moe.MoEActivationPack(*tokens), pack)
+
+
+def b12x_fused_moe_setup(*inputs):
+    """The call with its weights. The library packs weights in the first call with them, which is made here."""
+    options = {"activation": B12X_NAMES[ACTIVATION_TYPE], "quant_mode": B12X_QUANT_MODE}
+    if USE_FUNCTIONAL_API:
+        function = partial(flashinfer.b12x_fused_moe, num_experts=NUM_EXPERTS, top_k=TOP_K, **options)
+    else:
+        function = flashinfer.B12xMoEWrapper(NUM_EXPERTS, TOP_K, HIDDEN_SIZE, INTERMEDIATE_SIZE, **options).run
+    launch = partial(function, **as_layers(inputs[-6:], False))
+    b12x_fused_moe(*inputs[:3], launch=launch)
+    return {"launch": launch}
+
+
+def b12x_fused_moe(hidden_states, token_selected_experts, token_final_factors, *, launch):
+    """B12xMoEWrapper, or b12x_fused_moe."""
+    routed = {"token_selected_experts": token_selected_experts, "token_final_scales": token_final_factors}
+    return launch(x=hidden_states, **routed)
 
 
 def table_of(weights):

@@ -86,12 +86,16 @@ FLAGS: Final = (
 )
 ACT_DEVIATION: Final = 0.6
 """Standard deviation of an activated gate times a linear part. Before the activation, both deviate by 1."""
+RELU2_DEVIATION: Final = 1.2
+"""The same for Relu2: root of the mean square."""
 UNITS: Final[Mapping[str, Unit]] = {"base": "fp16", "fp8": "fp8", "nvfp4": "fp4"}
 """--cutlass_variant → the unit of the products."""
 ERRORS: Final[Mapping[Unit, float]] = {"fp16": 0.03, "fp8": 0.1, "fp4": 0.25}
 """Unit of the products → the allowed error, as a share of an output's standard deviation.
 
 Kernels quantise the values between the two products. The reference does not."""
+ROUNDED_TOKENS: Final = 1.8
+"""Factor of the allowed error if the kernel also rounds tokens to 4 bits. The reference does not."""
 E2M1_DEVIATION: Final = math.sqrt(8.5625 * 13 / 12)
 """Standard deviation of a random 4-bit code with a random scale between 0.5 and 1.5."""
 EVENNESS: Final = 8.0
@@ -108,7 +112,7 @@ def check_experts(unit: Unit, top_k: int, scaling: float = 1.0) -> Check:
     Args:
         unit: unit of the products.
         top_k: number of experts of a token.
-        scaling: sum of the weights of a token's experts.
+        scaling: sum of the weights of a token's experts, or another factor of the allowed error.
     """
     return Check(2e-2, ERRORS[unit] * (ACT_DEVIATION * scaling / math.sqrt(top_k)), 0.95)
 
@@ -307,7 +311,46 @@ def make_cutlass(args: Namespace) -> Case:
         },
         flops=6 * len(here) * h * i,
         unit=unit,
-        check=check_experts(unit, top_k),
+        check=check_experts(unit, top_k, ROUNDED_TOKENS if variant == "nvfp4" and not is_quantised else 1.0),
+        columns={"activation_type": activation, "gated_act": activation.lower()},
+    )
+
+
+def make_prerouted(args: Namespace) -> Case:
+    """Make a case of nvfp4 experts after the routing. Tokens are nvfp4, too; b12x takes bfloat16 and quantises them."""
+    known = ("Swiglu",) if args.routine == "unified_nvfp4_moe" else ("Swiglu", "GegluTanh", "Relu2")
+    activation, local, is_b12x = _choose_activation(args, known), _count_local(args), args.routine == "b12x_fused_moe"
+    first = args.local_expert_offset
+    for flag in ("hidden_size", "intermediate_size"):
+        split(args, flag, 64)
+    h, i, has_gate = args.hidden_size, args.intermediate_size, activation != "Relu2"
+    chosen, weights = choose_experts(args, args.num_tokens)
+    here = chosen[(chosen >= first) & (chosen < first + local)]
+    x: dict[str, Any] = {"hidden_states": "bfloat16[num_tokens hidden_size]"}
+    if not is_b12x:
+        scale = f"float8_e4m3fn[num_tokens {h // 16}]"
+        x = {"hidden_states": "float4_e2m1[num_tokens hidden_size]", "hidden_states_scale": scale}
+    # b12x scales tokens by the first factor, too, before it quantises them. So that factor is 1.
+    powers = (0, -3) if is_b12x else (-2, -1)
+    layers = make_layers(
+        *("nvfp4", "local_experts", "intermediate_size", (h, i)),
+        active=len({*here.tolist()}),
+        halves=1 + has_gate,
+        factors=[floats([E2M1_DEVIATION**power] * local) for power in powers],
+    )
+    unit: Unit = "fp16" if is_b12x and args.b12x_quant_mode == "w4a16" else "fp4"
+    scaling = 1.0 if has_gate else RELU2_DEVIATION / ACT_DEVIATION
+    scaling *= ROUNDED_TOKENS if is_b12x and unit == "fp4" else 1
+    return Case(
+        op_type="moe",
+        axes={"local_experts": local},
+        inputs={**x, "token_selected_experts": stored(chosen), "token_final_factors": floats(weights), **layers},
+        outputs={"out": "bfloat16[num_tokens hidden_size]"},
+        constants={"ACTIVATION_TYPE": activation},
+        flops=(6 if has_gate else 4) * len(here) * h * i,
+        unit=unit,
+        check=check_experts(unit, args.top_k, scaling),
+        refusals={"b12x": local < args.num_experts and "--local_num_experts: it takes all experts"},
         columns={"activation_type": activation, "gated_act": activation.lower()},
     )
 
@@ -355,6 +398,7 @@ def _routed(kind: str, summary: str) -> Routine:
     return Routine("moe", FLAGS, partial(make_routed, name=kind), name, summary, {"trtllm": (*BLACKWELL, "10.7")})
 
 
+_prerouted = partial(Routine, "moe", FLAGS, make_prerouted)
 ROUTINES: Final = (
     _routed("fp4_block_scale", "nvfp4 experts and routing"),
     _routed("fp8_block_scale", "fp8 experts, block scales, and routing"),
@@ -363,6 +407,12 @@ ROUTINES: Final = (
         *("moe", FLAGS, make_cutlass, "cutlass_fused_moe", "experts after the routing"),
         {"cutlass": (*BLACKWELL, "10.7", *GEFORCE)},
     ),
+    _prerouted("cute_dsl_fp4_block_scale_moe", "nvfp4 experts after the routing", {"cute-dsl": BLACKWELL}),
+    _prerouted(
+        *("unified_nvfp4_moe", "the same through MoELayer, which chooses the faster of two kernels"),
+        dict.fromkeys(("unified", "unified-cute-dsl", "unified-trtllm"), BLACKWELL),
+    ),
+    _prerouted("b12x_fused_moe", "nvfp4 experts after the routing, tokens in bfloat16", {"b12x": GEFORCE}),
     Routine(
         *("moe", FLAGS, make_bgmv_moe, "bgmv_moe", "low-rank updates of experts, with an adapter for each token"),
         {"cuda": CAPABILITIES[4:]},
