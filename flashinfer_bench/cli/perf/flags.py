@@ -198,7 +198,9 @@ def print_help(argv: Sequence[str]) -> None:
         parser = make_parser(routine.flags, routine, add_help=True)
         parser.describe(routine.summary, usage=f"%(prog)s --routine {routine.name} [flags]")
         lines = ["backends, and their compute capabilities:"]
-        lines += [f"  {backend:15} {', '.join(capabilities)}" for backend, capabilities in routine.support.items()]
+        lines += [
+            f"  {backend:15} {', '.join(capabilities) or 'none'}" for backend, capabilities in routine.support.items()
+        ]
         lines.append(f"  {TORCH:15} any, and CPUs: the reference")
     write_out("\n".join([parser.format_help(), *lines, ""]))
 

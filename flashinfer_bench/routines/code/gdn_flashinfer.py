@@ -1,7 +1,7 @@
 """The call of FlashInfer's gated delta rule, which writes a state into another slot of a pool than it reads."""
 
-import flashinfer
 import torch
+from flashinfer import gdn_decode
 
 NO_QK_L2NORM = False
 
@@ -17,5 +17,5 @@ def gated_delta_rule(q, k, v, A_log, a, dt_bias, b, *, pool, out, slots):
     """gated_delta_rule_decode_pretranspose, for one token or several."""
     given = (q, k, v, None, A_log, a, dt_bias, b)
     options = {"output": out, "use_qk_l2norm": not NO_QK_L2NORM, "initial_state": pool}
-    flashinfer.gdn_decode.gated_delta_rule_decode_pretranspose(*given, **options, **slots)
+    gdn_decode.gated_delta_rule_decode_pretranspose(*given, **options, **slots)
     return out, pool[len(pool) // 2 :]

@@ -54,12 +54,14 @@ FLAGS: Final = (
 )
 WIDTH: Final = 128
 """The head size of the kernels. Only some kernels know a multiple of it."""
-DECODE: Final = "flashinfer.gdn_decode.gated_delta_rule_decode"
-VERIFY: Final = "flashinfer.gdn_decode.gated_delta_rule_mtp"
+MODULE: Final = "from flashinfer import {0}\n    {0}."
+"""The beginning of a call. `import flashinfer` alone does not load these modules."""
 COPIED: Final = "state_out.copy_(state)"
 MISSING: Final = "its kernels are not in the package flashinfer-python"
 ERRORS: Final = {"float32": 5e-3, "bfloat16": 2e-2}
-"""dtype of states → allowed error."""
+"""dtype of states → allowed error of an element, as a share of it."""
+ATOL: Final = 5e-3
+"""Allowed error. Outputs are near 0.1, since queries have unit length and are scaled."""
 
 
 def _list_heads(args: Namespace, lead: str) -> tuple[int, dict[str, Any]]:
@@ -106,17 +108,18 @@ def make_decode(args: Namespace) -> Case:
     inputs |= {"A_log": "float32[heads]", "a": gates, "dt_bias": "float32[heads]", "b": gates}
     outputs = {"out": gates.replace("heads", "heads head_size")}
     given = [COPIED if one == "state" and writes else one for one in inputs] + ["output=out"]
-    normalises, call = not args.no_qk_l2norm, ""
+    normalises, call, module = not args.no_qk_l2norm, "", MODULE.format("gdn_decode")
     if writes:
         outputs["state_out"] = state
     if every:
         outputs["intermediate_states"] = state.replace("heads", "seq_len heads", 1)
         given.append("intermediate_states_buffer=intermediate_states")
     if is_verified:
-        call = direct(VERIFY, *given, use_qk_l2norm=normalises, disable_state_update=not writes)
+        call = direct(
+            f"{module}gated_delta_rule_mtp", *given, use_qk_l2norm=normalises, disable_state_update=not writes
+        )
     elif not is_plain:
-        call = direct(DECODE, *given, use_qk_l2norm=normalises)
-    error = ERRORS[args.state_dtype]
+        call = direct(f"{module}gated_delta_rule_decode", *given, use_qk_l2norm=normalises)
     return Case(
         op_type="gdn",
         axes={"heads": heads, "seq_len": tokens},
@@ -126,7 +129,7 @@ def make_decode(args: Namespace) -> Case:
         constants={"UPDATE_STATE": writes},
         call=call,
         flops=6 * tokens * args.batch_size * heads * args.head_size**2,
-        check=Check(error, error),
+        check=Check(ERRORS[args.state_dtype], ATOL),
         refusals=_refuse(args),
         columns={"seq_len": tokens, "use_qk_l2norm": normalises},
         notes=("the timed call copies the states first, and the kernel works on the copy",) if COPIED in call else (),
@@ -139,7 +142,7 @@ def make_chunk(args: Namespace) -> Case:
     tokens, random = args.batch_size * args.s_qo, generator(args)
     inputs |= {one: floats(random.random((tokens, heads))) for one in ("g", "beta")}
     call = direct(
-        f"flashinfer.gdn_prefill.{args.routine}",
+        MODULE.format("gdn_prefill") + args.routine,
         *(*inputs, "None", "None", "True", "cu_seqlens", "output=out", "output_state=state_out"),
     )
     return Case(
@@ -152,7 +155,7 @@ def make_chunk(args: Namespace) -> Case:
         },
         call=call,
         flops=4 * tokens * heads * args.head_size**2,
-        check=Check(1e-2, 5e-3),
+        check=Check(1e-2, ATOL, 0.9999),
         refusals=_refuse(args, is_prefill=True),
     )
 

@@ -86,6 +86,6 @@ def make_update(args: Namespace) -> Case:
 ROUTINES: Final = (
     Routine(
         *("mamba", FLAGS, make_update, "selective_state_update", "state update of Mamba-2"),
-        support={"flashinfer": (*ALL[1:], "11.0", "12.1"), "triton": ()},
+        support={"flashinfer": (*ALL[1:-1], "11.0", "12.0", "12.1"), "triton": ()},
     ),
 )
