@@ -18,9 +18,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path, PurePosixPath
-from tempfile import TemporaryDirectory
 from typing import Any, Final
 
+from flashinfer_bench.base.files.held_folders import sweep_folders, temporary_folder
 from flashinfer_bench.base.files.reading import BLOCK_BYTES, open_to_read
 from flashinfer_bench.base.files.writing import open_folder
 from flashinfer_bench.base.install import install_hint
@@ -70,7 +70,8 @@ class Fetch:
         absent = refused = [path for path in wrong if path not in kept]
         if self.download is not None and absent:
             size = sum(self.record.files[path][0] for path in absent)
-            with TemporaryDirectory(prefix=".fetch-", dir=self.root) as staging:
+            sweep_folders(self.root)  # of fetches that were killed
+            with temporary_folder("fetch", self.root) as staging:
                 refused = self.find_wrong(partial(self.fetch, staging), absent, f"fetching {size:,} bytes")
         self.downloaded += len(absent) - len(refused)
         self.files += len(chosen) - len(wrong) + len(absent) - len(refused)
@@ -87,7 +88,7 @@ class Fetch:
         except (FileNotFoundError, NotADirectoryError):
             return False
 
-    def fetch(self, staging: str, path: str) -> bool:
+    def fetch(self, staging: Path, path: str) -> bool:
         """Download a file, and move it into the set; return False if its size or digest is not the listed one."""
         assert self.download is not None
         loaded, file = Path(self.download(path, local_dir=staging)), self.root / path

@@ -13,6 +13,7 @@ from itertools import count
 
 import pytest
 
+from flashinfer_bench.base.files.held_folders import temporary_folder
 from flashinfer_bench.base.install import install_hint
 from flashinfer_bench.cli.main import cli as main
 from flashinfer_bench.hub import REFUSED
@@ -149,6 +150,14 @@ def test_an_interrupted_fetch_is_resumed(fetch, server, content, tmp_path, code)
     assert fetch("--offline")[0] == 1
     assert fetch()[::3] == (0, sorted(content.keys() - whole.keys()))
     assert files_in(tmp_path / "set") == content
+
+
+def test_the_next_fetch_removes_the_staging_folder_of_a_killed_fetch(fetch, content, tmp_path):
+    write_trace_set(tmp_path / "set", {".flashinfer-bench.fetch.x/file": b"x", ".other/file": b"x"})
+    with temporary_folder("fetch", tmp_path / "set") as held:
+        assert fetch()[0] == 0
+        assert held.exists()
+    assert files_in(tmp_path / "set") == content | {".other/file": b"x"}
 
 
 def test_a_download_that_breaks_off_is_continued(fetch, server, content, tmp_path):

@@ -18,16 +18,17 @@ from flashinfer_bench.base.files.locks import try_lock
 from flashinfer_bench.base.files.trees import remove_tree
 
 PREFIX: Final = "flashinfer-bench."
-"""All names of these folders begin with it; no other folder's name does."""
+"""All names of these folders begin with it, after a dot if another folder than the system's has them; no other folder's
+name does."""
 SWEEP_LIMIT_S: Final = 120.0
 """Seconds for removing leftovers. The next run removes the remaining folders."""
 
 
-def hold_folder(name: str) -> tuple[Path, int]:
+def hold_folder(name: str, parent: Path | None = None) -> tuple[Path, int]:
     """Make a folder; return it with the descriptor that holds its lock. Closing the descriptor, here and in all forks,
-    releases the lock."""
+    releases the lock. Without a parent it is in the system's folder of temporary files."""
     while True:
-        folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{name}."))
+        folder = Path(tempfile.mkdtemp(prefix=f"{'.' if parent else ''}{PREFIX}{name}.", dir=parent))
         try:
             fd = _open(folder)
         except FileNotFoundError:  # another process swept it before it was locked
@@ -40,9 +41,9 @@ def hold_folder(name: str) -> tuple[Path, int]:
 
 
 @contextmanager
-def temporary_folder(name: str) -> Iterator[Path]:
+def temporary_folder(name: str, parent: Path | None = None) -> Iterator[Path]:
     """Make a folder for a block. Whatever is in it at the end is removed with it."""
-    folder, fd = hold_folder(name)
+    folder, fd = hold_folder(name, parent)
     try:
         yield folder
     finally:
@@ -50,10 +51,10 @@ def temporary_folder(name: str) -> Iterator[Path]:
         os.close(fd)
 
 
-def sweep_folders() -> None:
-    """Remove this user's folders that no process holds."""
+def sweep_folders(parent: Path | None = None) -> None:
+    """Remove this user's folders that no process holds, below a parent as in `hold_folder`."""
     deadline = time.monotonic() + SWEEP_LIMIT_S
-    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+    for folder in parent.glob(f".{PREFIX}*") if parent else Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
         with suppress(OSError):  # the folder is another user's, is being removed, or cannot be locked
             fd = _open(folder)
             try:
