@@ -11,9 +11,9 @@ import subprocess
 import sys
 import tempfile
 from collections import deque
-from pathlib import Path
 from typing import Any, Final, Literal
 
+from flashinfer_bench.base.files.held_folders import temporary_folder
 from flashinfer_bench.errors import UsageError
 
 UNSAFE: Final = re.compile(r"[^\w.-]|^[.-]+")
@@ -77,10 +77,10 @@ def flashinfer_bench_run(
         device: the device, such as cuda:0 or cpu; default: all GPUs, or the CPU if there is none.
     """
     given = {"workloads": ",".join(workloads or ()), "language": language, "quick": quick, "devices": device}
-    with tempfile.TemporaryDirectory() as folder:
+    with temporary_folder("agents") as folder:  # if a call is killed, the next run removes it
         if "\n" in solution:
             stem = UNSAFE.sub("_", name) or "candidate"
-            file = Path(folder, stem + SUFFIXES.get(language or "", ".py"))
+            file = folder / (stem + SUFFIXES.get(language or "", ".py"))
             file.write_text(solution, "utf-8")
             solution = str(file)
         return _run_command("run", solutions=solution or ",", definitions=definition, **given)  # "" would be all
