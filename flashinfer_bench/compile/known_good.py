@@ -40,15 +40,20 @@ class KnownGood:
     def solution(self, note: str = "") -> Solution:
         """Return the program as a solution of `define_double()`. A note changes the source, so that no cache has the
         solution."""
-        spec = {"language": self.language, "binding": self.binding, "dependencies": self.dependencies}
-        spec |= {"entry_point": f"{self.entry}::run"}
         comment = f"# {note}\n" if note else ""
         return Solution.model_validate(
             {
                 "name": "_".join(filter(None, (NAME, self.entry.replace(".", "_"), self.binding))),
                 "definition": NAME,
                 "author": "doctor",
-                "spec": {**spec, "target_hardware": ["any"], "destination_passing_style": False},
+                "spec": {
+                    "language": self.language,
+                    "binding": self.binding,
+                    "dependencies": self.dependencies,
+                    "entry_point": f"{self.entry}::run",
+                    "target_hardware": ["any"],
+                    "destination_passing_style": False,
+                },
                 "sources": [{"path": self.entry, "content": comment + self.source}],
             }
         )
