@@ -97,9 +97,10 @@ def decode_transposed(q, k, v, state, *rest, **given):
     decode(q, k, v, state.mT, *rest, **given)
 
 
-def verify(q, k, v, state, indices, *rest, **given):
-    assert indices.tolist() == [*range(len(q))]
-    decode(q, k, v, state, *rest, **given)
+def verify(q, k, v, initial_state, initial_state_indices, A_log, a, dt_bias, b, **given):
+    assert initial_state_indices.tolist() == [*range(len(q))]
+    given |= {"initial_state": initial_state, "initial_state_indices": initial_state_indices}
+    decode(q, k, v, None, A_log, a, dt_bias, b, **given)
 
 
 def prefill(q, k, v, g, beta, scale, initial, keeps, cu_seqlens, *, output, output_state):

@@ -56,7 +56,6 @@ WIDTH: Final = 128
 """The head size of the kernels. Only some kernels know a multiple of it."""
 MODULE: Final = "from flashinfer import {0}\n    {0}."
 """The beginning of a call. `import flashinfer` alone does not load these modules."""
-COPIED: Final = "state_out.copy_(state)"
 MISSING: Final = "its kernels are not in the package flashinfer-python"
 ERRORS: Final = {"float32": 5e-3, "bfloat16": 2e-2}
 """dtype of states → allowed error of an element, as a share of it."""
@@ -87,8 +86,8 @@ def _refuse(args: Namespace, *, is_prefill: bool = False) -> dict[str, Any]:
 def make_decode(args: Namespace) -> Case:
     """Make a case of one token, or of several tokens of which some may be rejected later.
 
-    A pool of states is the usual call. Two kernels take no other slot to write to: a state that they write is copied
-    first. The kernel of several tokens reads states in place if it writes none.
+    A call writes to other slots of a pool than it reads. The nontransposed kernel has no pool: states are copied first.
+    A kernel that writes no last state reads the input itself.
     """
     heads, inputs = _list_heads(args, "batch_size seq_len")
     is_mtp, every = args.routine.endswith("mtp"), args.cache_intermediate_states
@@ -98,27 +97,24 @@ def make_decode(args: Namespace) -> Case:
     require(is_wide or (is_plain and not every), f"--state_dtype {args.state_dtype}: only the last state, in {PLAIN}")
     require(is_plain or not is_mtp, f"--state_layout {args.state_layout}: {args.routine} takes {PLAIN}")
     require(is_mtp or not every, f"--cache_intermediate_states: {args.routine} writes the last state")
-    writes = args.update_state or not (is_mtp and is_wide)
-    is_verified = is_mtp and (every or not writes)
+    writes, call = args.update_state or not (is_mtp and is_wide), ""
     state = f"{args.state_dtype}[batch_size heads head_size head_size]"
     gates = f"{args.input_dtype}[batch_size seq_len heads]"
     inputs["state"] = state
-    if is_verified:
+    if not writes:
         inputs["initial_state_indices"] = stored(range(args.batch_size))
     inputs |= {"A_log": "float32[heads]", "a": gates, "dt_bias": "float32[heads]", "b": gates}
     outputs = {"out": gates.replace("heads", "heads head_size")}
-    given = [COPIED if one == "state" and writes else one for one in inputs] + ["output=out"]
-    normalises, call, module = not args.no_qk_l2norm, "", MODULE.format("gdn_decode")
+    given, normalises, module = [*inputs, "output=out"], not args.no_qk_l2norm, MODULE.format("gdn_decode")
     if writes:
         outputs["state_out"] = state
     if every:
         outputs["intermediate_states"] = state.replace("heads", "seq_len heads", 1)
         given.append("intermediate_states_buffer=intermediate_states")
-    if is_verified:
-        call = direct(
-            f"{module}gated_delta_rule_mtp", *given, use_qk_l2norm=normalises, disable_state_update=not writes
-        )
+    if not writes:
+        call = direct(f"{module}gated_delta_rule_mtp", *given, use_qk_l2norm=normalises, disable_state_update=True)
     elif not is_plain:
+        given[3] = "state_out.copy_(state)"
         call = direct(f"{module}gated_delta_rule_decode", *given, use_qk_l2norm=normalises)
     return Case(
         op_type="gdn",
@@ -132,7 +128,7 @@ def make_decode(args: Namespace) -> Case:
         check=Check(ERRORS[args.state_dtype], ATOL),
         refusals=_refuse(args),
         columns={"seq_len": tokens, "use_qk_l2norm": normalises},
-        notes=("the timed call copies the states first, and the kernel works on the copy",) if COPIED in call else (),
+        notes=() if is_plain else ("the timed call copies the states first, and the kernel works on the copy",),
     )
 
 
