@@ -20,9 +20,23 @@ from flashinfer_bench.routines.families import (
     quantization,
     rope,
     sampling,
+    sparse_attention,
 )
 
-FAMILIES: Final = (attention, gemm, moe, moe_comm, norm, quantization, sampling, rope, mamba, gdn, kda)
+FAMILIES: Final = (
+    attention,
+    sparse_attention,
+    gemm,
+    moe,
+    moe_comm,
+    norm,
+    quantization,
+    sampling,
+    rope,
+    mamba,
+    gdn,
+    kda,
+)
 ROUTINES: Final[Mapping[str, Routine]] = {one.name: one for family in FAMILIES for one in family.ROUTINES}
 
 

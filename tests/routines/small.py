@@ -6,6 +6,7 @@ import shlex
 from flashinfer_bench.cli.perf.cases import read_requests
 from flashinfer_bench.routines.case.support import Platform
 
+MSA = "--batch_size 2 --s_qo 5 --s_kv 260 --num_qo_heads 4 --num_kv_heads 2"
 SMALL = {
     "rmsnorm": "--batch_size 5 --hidden_size 96",
     "rmsnorm_quant": "--batch_size 8 --hidden_size 128 --scale 0.5",
@@ -73,6 +74,10 @@ SMALL = {
     "--head_dim_qk 48 --head_dim_vo 32 --random_actual_seq_len --causal",
     "BatchMLAPagedAttentionWrapper": "--page_size 4 --batch_size 2 --s_kv 30 --num_qo_heads 4 --num_kv_heads 1 "
     "--head_dim_ckv 64 --head_dim_kpe 16 --random_actual_seq_len",
+    "MSAProxyScore": f"{MSA} --max_k_tiles 4",
+    "MSASparseAttention": f"{MSA} --topk 2 --kv_layout paged",
+    "MSASparseDecode": f"{MSA} --topk 2 --kv_layout packed",
+    "MSAPipeline": f"{MSA} --s_kv 2300 --kv_layout packed --kv_dtype fp8_e4m3",
     "trtllm_fp4_block_scale_moe": "--num_tokens 16 --hidden_size 128 --intermediate_size 128 --num_experts 4 --top_k 2 "
     "--routing_method renormalize --activation-type Geglu",
     "trtllm_fp8_block_scale_moe": "--num_tokens 16 --hidden_size 128 --intermediate_size 128 --num_experts 8 --top_k 2 "
@@ -114,6 +119,10 @@ VARIANTS = [
         )
         for quant in ("nvfp4", "fp8_block_scale")
     ),
+    ("MSAProxyScore", f"{MSA} --kv_layout paged --q_dtype nvfp4"),
+    ("MSAProxyScore", f"{MSA} --no-causal"),
+    ("MSASparseDecode", f"{MSA} --q_dtype fp8_e4m3 --kv_dtype fp8_e4m3 --no-causal --topk 2"),
+    ("MSAPipeline", f"{MSA} --s_kv 2300 --q_dtype float16 --kv_dtype float16"),
     ("mm_fp4", "--m 9 --n 64 --k 128"),
     ("mm_bf16", "--m 5 --n 48 --k 64 --out_dtype float16 --autotune"),
     ("bmm_mxfp8", "--batch_size 3 --m 5 --n 40 --k 96 --out_dtype float16"),

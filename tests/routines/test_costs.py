@@ -22,6 +22,7 @@ MOE = "--num_tokens 4 --hidden_size 128 --intermediate_size 256 --num_experts 8 
 PAIR = "--num_tokens 4 --hidden_size 128 --intermediate_size 256 --num_experts 2 --top_k 2"
 LAYERS = 128 * 256 * 9 / 16
 PAGED = "--page_size 4 --batch_size 2 --num_qo_heads 4 --num_kv_heads 2 --head_dim_qk 8 --s_kv 6"
+MSA = "--batch_size 2 --s_qo 2 --s_kv 300 --num_qo_heads 4 --num_kv_heads 1"
 PAIR_WORK = 6 * 128 * 256
 ALL_PAIRS = 4 * 2
 ACTIVE = 8 * (1 - (1 - 2 / 8) ** 4)
@@ -131,6 +132,12 @@ COUNTS = [
         2 * 12 * 4 * (2 * 16 + 8),
         640 + 576 + 4 * (4 + 2),
     ),
+    # MSA: 256 for each score, 512 for each attended key; scales of 512 and 300 rows, block lists, and a page table
+    ("MSAProxyScore", f"{MSA} --no-causal", 256 * 4 * 1200, 4096 + 256 * 600 + 4 * 4 * 3 * 4),
+    ("MSAProxyScore", f"{MSA} --q_dtype nvfp4", 256 * 4 * 2 * 599, 0.5625 * 128 * (16 + 600) + 4 * 4 * 3 * 4),
+    ("MSASparseAttention", f"{MSA} --topk 2", 512 * 4 * 2 * (171 + 172), 2 * 4096 + 512 * 600 + 4 * 2 * 4),
+    ("MSASparseDecode", f"{MSA} --s_qo 1 --topk 2 --kv_layout paged", 512 * 8 * 172, 4096 + 512 * 400 + 4 * (4 + 6)),
+    ("MSAPipeline", MSA, (256 + 512 * 4) * 2 * 599, 1024 + 2 * 4096 + 3 * 256 * 600),
     # MoE: logits, tokens, out, weights of the experts that are expected to be active
     (
         "trtllm_fp8_block_scale_moe",

@@ -310,3 +310,55 @@ def test_deepseeks_experts_are_the_best_ones_of_the_best_groups(monkeypatch):
         experts = [one for one in range(16) if one // 4 in groups]
         assert chosen == sorted(experts, key=lambda one: -row[one])[:3]
     assert torch.allclose(weights, 2.5 * torch.nn.functional.normalize(scores.gather(1, found), p=1, dim=1))
+
+
+def attend_naively(q, blocks, k, v, topk, is_causal):
+    """Attention of one sequence, query by query; blocks [heads, queries] of lists, or index queries and keys."""
+    out, (count, heads, _), length = torch.empty_like(q), q.shape, len(k)
+    for query in range(count):
+        limit = length - count + query + 1 if is_causal else length
+        for head in range(heads):
+            shared = head // (heads // k.shape[1])
+            chosen = blocks[shared][query] if isinstance(blocks, list) else None
+            if chosen is None:
+                scores = (blocks[1][:limit, shared].float() @ blocks[0][query, shared].float()).split(128)
+                best = sorted(range(len(scores) - 1), key=lambda at: -float(scores[at].max()))
+                chosen = [len(scores) - 1, *best[: topk - 1]]
+            seen = [key for block in chosen if block >= 0 for key in range(block * 128, min(block * 128 + 128, limit))]
+            shares = (k[seen, shared].double() @ q[query, head].double() / 128**0.5).softmax(0)
+            out[query, head] = shares @ v[seen, shared].double()
+    return out
+
+
+@pytest.mark.parametrize(
+    ("routine", "layout", "mask"),
+    [
+        ("MSASparseAttention", "paged", "--causal"),
+        ("MSASparseAttention", "packed", "--no-causal"),
+        ("MSAPipeline", "flat", "--no-causal"),
+        ("MSAPipeline", "paged", "--causal"),
+    ],
+)
+def test_sparse_attention_is_that_of_each_query_by_itself(routine, layout, mask, tmp_path):
+    keys, topk = (2300, 16) if routine == "MSAPipeline" else (260, 2)
+    flags = f"--batch_size 2 --s_qo 3 --s_kv {keys} --num_qo_heads 2 --num_kv_heads 1 --topk {topk}"
+    job = JudgedRoutine(routine, tmp_path, f"{flags} --kv_layout {layout} {mask}")
+
+    def run(*inputs):
+        given = dict(zip(job.case.inputs, inputs, strict=True))
+        k, v = given["kv_cache"].split(128, dim=-1) if layout == "packed" else (given["k"], given["v"])
+        parts = []
+        for at in range(2):
+            rows, pages = slice(3 * at, 3 * at + 3), given["block_tables"][at].long() if layout != "flat" else None
+
+            def read(cache, at=at, pages=pages):
+                if pages is None:
+                    return cache[keys * at : keys * (at + 1)]
+                return torch.cat([page.transpose(0, 1) for page in cache[pages]])[:keys]
+
+            blocks = given["blocks"][:, rows].tolist() if "blocks" in given else None
+            blocks = blocks or (given["index_q"][rows], read(given["index_k"]))
+            parts.append(attend_naively(given["q"][rows], blocks, read(k), read(v), topk, mask == "--causal"))
+        return [torch.cat(parts)]
+
+    assert job.status(run) == "PASSED"

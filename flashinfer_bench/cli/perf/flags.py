@@ -234,7 +234,8 @@ def _add_case_flags(parser: Parser, own: Sequence[Flag], routine: Routine | None
 def _add_flag(group: argparse._ActionsContainer, flag: Flag) -> None:
     spellings, text = [*OTHER_SPELLINGS.get(flag.name, ()), f"--{flag.name}"], flag.help
     if flag.kind == "switch":
-        group.add_argument(*spellings, action="store_true", default=flag.default, help=text)
+        action = argparse.BooleanOptionalAction if flag.default else "store_true"
+        group.add_argument(*spellings, action=action, default=flag.default, help=text)
         return
     text += "" if flag.default in (None, "") else f" (default: {flag.default})"
     text += "; required" if flag.required else ""

@@ -95,7 +95,7 @@ def _draw_lengths(args: Namespace) -> tuple[list[int], list[int]]:
     return queries, queries if q_max == kv_max else [int(source.integers(least, kv_max + 1)) for least in queries]
 
 
-def _check(fewest: int, most: int, kv_dtype: str, variance: float) -> Check:
+def make_check(fewest: int, most: int, kv_dtype: str, variance: float) -> Check:
     """Return a tolerance that follows the size of an output.
 
     Scores are normally distributed, with variance `variance`. So an output has the standard deviation of a mean of
@@ -185,7 +185,7 @@ def make_attention(args: Namespace, kind: str) -> Case:
         constants={"SM_SCALE": scale, "CAUSAL": bool(args.causal) and kind != "decode"},
         flops=2 * pairs * args.num_qo_heads * (qk + vo),
         unit="fp16",
-        check=_check(fewest, max(keys), kv, qk * scale**2),
+        check=make_check(fewest, max(keys), kv, qk * scale**2),
         refusals=_refuse(args, kind, (qk, vo)),
         columns={"avg_actual_seq_len": average},
         notes=(f"Average actual qo seq len: {sum(queries) // batch}", f"Average actual kv seq len: {average}"),
