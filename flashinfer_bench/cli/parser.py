@@ -115,11 +115,13 @@ class Parser(argparse.ArgumentParser):
 
 
 class NameList(argparse.Action):
-    """Collects one or more names, separated by spaces or commas. The flag may be repeated."""
+    """Collects one or more names, separated by spaces or commas. A file's name may have commas. The flag may be
+    repeated."""
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
         """Add the names to the earlier names."""
-        names = [name.strip() for value in values for name in value.split(",") if name.strip()]
+        split = ([value] if os.path.exists(value) else value.split(",") for value in values)  # noqa: PTH110 - any text
+        names = [name.strip() for part in split for name in part if name.strip()]
         if not names and (values or self.nargs != "*"):
             parser.error(f"{option_string}: expected at least one name")
         setattr(namespace, self.dest, [*(getattr(namespace, self.dest, None) or ()), *names])

@@ -36,6 +36,12 @@ def test_names_are_separated_by_spaces_or_commas_and_flags_repeat(argv):
     assert given == {"definitions": ["a", "b"]}
 
 
+def test_the_name_of_a_file_may_have_commas(tmp_path):
+    file = tmp_path / "a,b.py"
+    file.touch()
+    assert parse_command_line(["run", "x", "--solution", str(file), "c,d"]).solutions == [str(file), "c", "d"]
+
+
 @pytest.mark.parametrize("line", ["list --local a --local b", "run a --quiet --local b", "validate a b"])
 def test_sets_may_stand_without_their_flag_and_be_several(line):
     assert sorted(parse_command_line(line.split()).local) == ["a", "b"]
