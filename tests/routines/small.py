@@ -105,6 +105,10 @@ VARIANTS = [
     ("cutlass_fused_moe", f"{MOE} --cutlass_variant fp8 --gated_act geglu"),
     ("cutlass_fused_moe", f"{MOE} --cutlass_variant nvfp4 --quantized_input"),
     ("trtllm_fp8_block_scale_moe", f"{MOE} --routing_method renormalize_naive"),
+    *(
+        ("trtllm_fp4_block_scale_moe", f"{MOE} --routing_method renormalize --fp4_mode {mode}")
+        for mode in ("mxfp4_mxfp8", "mxfp4_bf16")
+    ),
     ("cute_dsl_fp4_block_scale_moe", f"{MOE} --activation-type Relu2 --use_functional_api"),
     ("b12x_fused_moe", f"{MOE} --activation-type GegluTanh --use_functional_api"),
     ("b12x_fused_moe", f"{MOE} --activation-type Relu2"),

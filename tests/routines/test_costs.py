@@ -157,6 +157,12 @@ COUNTS = [
         ALL_PAIRS * PAIR_WORK,
         4 * 8 * 4 + 2 * 8 + 4 * (128 * 9 / 16 + 256) + ACTIVE * (3 * 128 * 256 * 9 / 16 + 12),
     ),
+    (
+        "trtllm_fp4_block_scale_moe",
+        f"{MOE} --fp4_mode mxfp4_mxfp8",
+        ALL_PAIRS * PAIR_WORK,
+        4 * 8 * 4 + 4 * (128 * 33 / 32 + 256) + ACTIVE * 3 * 128 * 256 * 17 / 32,
+    ),
     # nvfp4 experts that are all active: tokens, experts with their factors, layers with their factors, out
     (
         "cute_dsl_fp4_block_scale_moe",

@@ -139,7 +139,7 @@ def decode(codes, scales):
     raw = codes.view(torch.uint8)[..., None].int()
     both = torch.cat((raw & 15, raw >> 4), dim=-1).flatten(-2)
     values = E2M1[both & 7] * (1 - (both >> 3) * 2)
-    return (values.unflatten(-1, (-1, 16)) * scales.float()[..., None]).flatten(-2)
+    return (values.unflatten(-1, (scales.shape[-1], -1)) * scales.float()[..., None]).flatten(-2)
 
 
 def to_nvfp4_and_back(x):
@@ -177,6 +177,20 @@ def from_tiles_first(kernel):
     return run
 
 
+def to_mxfp8_and_back(x):
+    blocks = x.unflatten(-1, (-1, 32))
+    scale = 2 ** (blocks.abs().amax(dim=-1, keepdim=True) / 448).log2().ceil()
+    return ((blocks / scale).to(torch.float8_e4m3fn).float() * scale).flatten(-2)
+
+
+def choose_and_send(logits, _bias, x, scale, w1, scale1, w2, scale2):
+    """Take the softmax of all experts first, and let the weights of the two best add up to 1."""
+    tokens = (x.float().unflatten(-1, (-1, 32)) * scale.float()[..., None]).flatten(-2)
+    factors, experts = logits.float().softmax(dim=-1).topk(2)
+    weights, one = factors / factors.sum(dim=-1, keepdim=True), torch.ones(len(w1))
+    return send(0, swiglu, to_mxfp8_and_back)(tokens, experts, weights, w1, scale1, one, w2, scale2, one)
+
+
 def relu2(x):
     return x.clamp(min=0) ** 2
 
@@ -194,6 +208,7 @@ def geglu(x):
     ("routine", "more", "kernel"),
     [
         ("bgmv_moe", "", add_updates),
+        ("trtllm_fp4_block_scale_moe", " --activation-type Swiglu --fp4_mode mxfp4_mxfp8", choose_and_send),
         ("unified_nvfp4_moe", "", send(1, swiglu, to_nvfp4_and_back)),
         ("cute_dsl_fp4_block_scale_moe", " --activation-type GegluTanh", send(1, geglu, to_nvfp4_and_back)),
         ("cute_dsl_fp4_block_scale_moe", " --activation-type Relu2", send(1, relu2, to_nvfp4_and_back)),

@@ -132,15 +132,32 @@ def fp4_block_scale_setup(routing_bias, gemm1_weights, gemm1_weights_scale, gemm
     }
 
 
+def route_fp4(logits, bias, tokens, layers):
+    """Call trtllm_fp4_block_scale_moe; the layers are both weights, each with its scales, and three factors."""
+    first, first_scales, second, second_scales, *factors = layers
+    absent = (None, None, None, None)  # bias, alpha, beta and clamp limit of the first product
+    given = (first_scales, *absent, second, second_scales, None, *factors)
+    done = route("fp4_block_scale", logits, bias, tokens, first, given, do_finalize=True)
+    return done[0] if isinstance(done, (list, tuple)) else done
+
+
 def fp4_block_scale(
     routing_logits, hidden_states, hidden_states_scale, *rest, bias, first, first_scales, second, second_scales
 ):
-    """trtllm_fp4_block_scale_moe; the last inputs are factors: two of the first product, one of the second."""
-    absent = (None, None, None, None)  # bias, alpha, beta and clamp limit of the first product
+    """nvfp4; the last inputs are factors: two of the first product, one of the second."""
     tokens = (hidden_states.view(torch.uint8), hidden_states_scale)
-    layers = (first_scales, *absent, second, second_scales, None, *rest[-3:])
-    done = route("fp4_block_scale", routing_logits, bias, tokens, first, layers, do_finalize=True)
-    return done[0] if isinstance(done, (list, tuple)) else done
+    return route_fp4(routing_logits, bias, tokens, (first, first_scales, second, second_scales, *rest[-3:]))
+
+
+def fp4_block_scale_mx_setup(routing_bias, gemm1_weights, gemm1_weights_scale, gemm2_weights, gemm2_weights_scale):
+    """Weights in the order of the kernel, and the bias in its dtype. Scales are bytes with the name of e4m3."""
+    return fp4_block_scale_setup(routing_bias, gemm1_weights, gemm1_weights_scale, gemm2_weights, gemm2_weights_scale)
+
+
+def fp4_block_scale_mx(routing_logits, hidden_states, *rest, bias, first, first_scales, second, second_scales):
+    """mxfp4 weights; tokens in bfloat16, or in mxfp8 with scales after the routing's bias."""
+    tokens = (hidden_states, rest[1].view(torch.float8_e4m3fn) if len(rest) > 5 else None)
+    return route_fp4(routing_logits, bias, tokens, (first, first_scales, second, second_scales, None, None, None))
 
 
 def cutlass(tokens, layers, scales, out, input_scales=None):

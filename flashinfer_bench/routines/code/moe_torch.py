@@ -5,7 +5,7 @@ Kernels quantise between the two products. The reference does not, and the toler
 
 import torch
 
-from flashinfer_bench.routines.code.formats import by_blocks, by_columns, by_rows, by_tiles, to_fp8
+from flashinfer_bench.routines.code.formats import BLOCK, by_blocks, by_columns, by_rows, by_tiles, to_fp8
 
 TOP_K = 8
 N_GROUP = None
@@ -89,6 +89,12 @@ def fp4_block_scale(routing_logits, routing_bias, hidden_states, hidden_states_s
     """4-bit floats with a scale for each block of a row, and factors for each expert."""
     x = by_rows(hidden_states, hidden_states_scale)
     return mix(x, *route(routing_logits, routing_bias), weights[:4], by_rows, weights[4:]).bfloat16()
+
+
+def fp4_block_scale_mx(routing_logits, routing_bias, hidden_states, *rest):
+    """mxfp4 weights; tokens in bfloat16, or in mxfp8 with their scales first in the rest."""
+    x = by_columns(hidden_states, rest[0].float(), BLOCK) if len(rest) > 4 else hidden_states
+    return mix(x, *route(routing_logits, routing_bias), rest[-4:], by_rows).bfloat16()
 
 
 def cutlass_base(hidden_states, token_selected_experts, token_final_factors, *weights):

@@ -8,8 +8,8 @@ If the routing is an input, pairs and active experts are counted from it. If the
 T k L / E pairs, and L (1 - (1 - k / E)^T) active experts.
 
 Bytes are tokens, logits, the output, and 3 h i weights with their scales for each active expert. An element with its
-scales has 9 / 16 bytes in nvfp4, and 1 byte in fp8. With block scales, it has 1 + 1 / 32 bytes in fp8 tokens, and
-1 + 4 / 128² bytes in fp8 weights.
+scales has 9 / 16 bytes in nvfp4, 17 / 32 in mxfp4, 33 / 32 in mxfp8, and 1 byte in fp8. With block scales, it has
+1 + 1 / 32 bytes in fp8 tokens, and 1 + 4 / 128² bytes in fp8 weights.
 
 `bgmv_moe`: a pair takes 4 h r FLOPs for each slice of the output; r is the rank. Bytes are tokens, indices, the float32
 output, and 2 h r weights for each slice and each chosen pair of an adapter and an expert.
@@ -51,6 +51,11 @@ from flashinfer_bench.routines.case.spec import (
 METHODS: Final = ("renormalize", "deepseek_v3", "llama4", "renormalize_naive")
 ACTIVATIONS: Final = ("Swiglu", "Geglu", "GegluTanh", "Relu2")
 """The library's names. A routine takes some of them. Relu2 has no gate."""
+MX_TOKENS: Final[Mapping[str, tuple[str, Unit]]] = {
+    "mxfp4_mxfp8": ("float8_e4m3fn", "fp8"),
+    "mxfp4_bf16": ("bfloat16", "fp16"),
+}
+"""--fp4_mode with mxfp4 weights → dtype of the tokens, and the unit of the products."""
 FLAGS: Final = (
     size("num_tokens", "tokens"),
     size("hidden_size", "hidden size"),
@@ -77,6 +82,7 @@ FLAGS: Final = (
     from_zero("ep_rank", "cutlass: this one of them"),
     word("activation_type", "activation", "Swiglu", ACTIVATIONS),
     word("gated_act", "older spelling of --activation_type Swiglu and Geglu", "swiglu", ("swiglu", "geglu")),
+    word("fp4_mode", "trtllm_fp4: weights and tokens", "nvfp4", ("nvfp4", *MX_TOKENS)),
     switch("use_functional_api", "cute_dsl, b12x: call the library's function, not its wrapper"),
     word("b12x_quant_mode", "b12x: products of 4 bits, or of bfloat16 tokens", "nvfp4", ("nvfp4", "w4a16")),
     whole("rank", "bgmv: rank of the updates", 32),
@@ -98,6 +104,8 @@ ROUNDED_TOKENS: Final = 1.8
 """Factor of the allowed error if the kernel also rounds tokens to 4 bits. The reference does not."""
 E2M1_DEVIATION: Final = math.sqrt(8.5625 * 13 / 12)
 """Standard deviation of a random 4-bit code with a random scale between 0.5 and 1.5."""
+E8M0_DEVIATION: Final = math.sqrt(4.2625)
+"""Root of the mean square of a random power of two between 2^-2 and 2^2."""
 EVENNESS: Final = 8.0
 """Concentration of the Dirichlet distribution that a token's weights come from. It keeps weights away from 0 and 1."""
 BIASES: Final = 140
@@ -170,8 +178,8 @@ def make_layers(
     """Return the weights of both products with the scales of their blocks.
 
     Args:
-        kind: nvfp4, with one scale for 16 elements of a row; fp8_block_scale, with one scale for 128 by 128 elements;
-            or a dtype without scales.
+        kind: nvfp4 or mxfp4, with one scale for 16 or 32 elements of a row; fp8_block_scale, with one scale for 128 by
+            128 elements; or a dtype without scales.
         experts: the axis of experts.
         inner: the axis between the products.
         sizes: the hidden size, and the size between the products.
@@ -182,7 +190,7 @@ def make_layers(
     """
     h, i = sizes
     made: dict[str, Any] = {}
-    dtype = {"nvfp4": "float4_e2m1", "fp8_block_scale": "float8_e4m3fn"}.get(kind, kind)
+    dtype = {"nvfp4": "float4_e2m1", "mxfp4": "float4_e2m1", "fp8_block_scale": "float8_e4m3fn"}.get(kind, kind)
     up = halves * i
     for layer, rows, columns, shape in (1, up, h, f"{up} hidden_size"), (2, h, i, f"hidden_size {inner}"):
         name, count = f"gemm{layer}_weights", active * rows * columns
@@ -191,6 +199,8 @@ def make_layers(
             tile = (128, 4) if is_tiled else (1, 1)
             tall, wide = round_up(rows, tile[0]), round_up(columns // 16, tile[1])
             made[f"{name}_scale"] = counted(f"float8_e4m3fn[{experts} {tall} {wide}]", count / 16)
+        elif kind == "mxfp4":
+            made[f"{name}_scale"] = counted(f"float8_e8m0fnu[{experts} {rows} {columns // 32}]", count / 32)
         elif kind == "fp8_block_scale":
             made[f"{name}_scale"] = counted(f"float32[{experts} {rows // 128} {columns // 128}]", count / 128**2)
         if factors:
@@ -215,7 +225,8 @@ def make_routed(args: Namespace, name: str) -> Case:
         name: a key of `FORMATS`.
     """
     h, i, tokens, experts = args.hidden_size, args.intermediate_size, args.num_tokens, args.num_experts
-    kind, step, unit = FORMATS[name]
+    is_mx = name == "fp4_block_scale" and args.fp4_mode != "nvfp4"
+    kind, step, unit = ("mxfp4", 128, MX_TOKENS[args.fp4_mode][1]) if is_mx else FORMATS[name]
     local, is_grouped = _check_routing(args), args.routing_method == "deepseek_v3"
     split(args, "hidden_size", step)
     split(args, "intermediate_size", step)
@@ -229,6 +240,15 @@ def make_routed(args: Namespace, name: str) -> Case:
     factors = (1 / math.sqrt(h), 1 / math.sqrt(i))
     if name == "fp4_block_scale":
         factors = (1 / E2M1_DEVIATION**2, 1 / E2M1_DEVIATION)
+    token, scaling = layers["gemm1_weights"].dtype, args.routed_scaling_factor if is_grouped else 1.0
+    if is_mx:
+        token = MX_TOKENS[args.fp4_mode][0]
+        name += "_mx"
+        scales = {name: {"hidden_states_scale": f"float8_e8m0fnu[num_tokens {h // 32}]"}} if unit == "fp8" else {}
+        # Without factors, products are large. So half of the gates are open, and the others are shut.
+        weight = math.sqrt(8.5625) * E8M0_DEVIATION
+        before = math.sqrt(h) * weight * (E8M0_DEVIATION if unit == "fp8" else 1)
+        scaling *= math.sqrt(0.5) * before**2 / ACT_DEVIATION * math.sqrt(i) * weight
     first, second = (counted(floats([factor] * local), active) for factor in factors)
     outer = {"output1_scales_scalar": first, "output1_scales_gate_scalar": first, "output2_scales_scalar": second}
     # DeepSeek's routing takes float32 logits, other methods bfloat16. Only DeepSeek's routing reads the bias.
@@ -239,27 +259,28 @@ def make_routed(args: Namespace, name: str) -> Case:
         inputs={
             "routing_logits": f"{'float32' if is_grouped else 'bfloat16'}[num_tokens num_experts]",
             "routing_bias": counted(floats(biases), experts / 2 if args.use_routing_bias and is_grouped else 0),
-            "hidden_states": f"{layers['gemm1_weights'].dtype}[num_tokens hidden_size]",
+            "hidden_states": f"{token}[num_tokens hidden_size]",
             **scales.get(name, {}),
             **layers,
-            **({} if name == "fp8_block_scale" else outer),
+            **({} if is_mx or name == "fp8_block_scale" else outer),
         },
         outputs={"out": "bfloat16[num_tokens hidden_size]"},
         reference=name,
         constants={
             "GATED_ACT": activation.lower(),
+            **({"BLOCK": 32} if is_mx else {}),
             "USE_ROUTING_SCALES_ON_INPUT": args.use_routing_scales_on_input and name == "fp8_per_tensor",
         },
         flops=6 * h * i * tokens * args.top_k * local / experts,
         unit=unit,
-        check=check_experts(unit, args.top_k, args.routed_scaling_factor if is_grouped else 1.0),
+        check=check_experts(unit, args.top_k, scaling),
         refusals={"trtllm": _why_not_routed(args, name)},
         columns={"activation_type": activation, "gated_act": activation.lower()},
     )
 
 
 def _why_not_routed(args: Namespace, name: str) -> str:
-    if name == "fp4_block_scale":
+    if name.startswith("fp4_block_scale"):
         return "--top_k above 8 is not supported" if args.top_k > 8 else ""
     if args.routing_method.startswith("renormalize") and args.top_k > 1:
         return "this routing takes --top_k 1 in fp8"
