@@ -10,6 +10,7 @@ from flashinfer_bench.errors import UsageError
 from flashinfer_bench.routines.case.spec import Routine
 from flashinfer_bench.routines.families import (
     attention,
+    comm,
     gdn,
     gemm,
     kda,
@@ -29,6 +30,7 @@ FAMILIES: Final = (
     gemm,
     moe,
     moe_comm,
+    comm,
     norm,
     quantization,
     sampling,

@@ -7,6 +7,7 @@ from flashinfer_bench.cli.perf.cases import read_requests
 from flashinfer_bench.routines.case.support import Platform
 
 MSA = "--batch_size 2 --s_qo 5 --s_kv 260 --num_qo_heads 4 --num_kv_heads 2"
+MIXED = "--local_bs_list 3 --hidden_size 32 --dtype bfloat16"
 SMALL = {
     "rmsnorm": "--batch_size 5 --hidden_size 96",
     "rmsnorm_quant": "--batch_size 8 --hidden_size 128 --scale 0.5",
@@ -95,6 +96,8 @@ SMALL = {
     "bgmv_moe": "--num_tokens 16 --hidden_size 384 --intermediate_size 1 --num_experts 4 --top_k 2 --rank 8 "
     "--num_loras 3 --num_slices 2",
     "moe_a2a_dispatch_combine": "--num_tokens 3 --hidden_size 128 --num_experts 16 --top_k 3 --quant_dtype fp8",
+    "allreduce_fusion": "--num_tokens 16 --hidden_size 96 --pattern ar_residual_rmsnorm",
+    "mixed_comm": f"{MIXED} --local_tp_size 2 --local_dp_size 2 --inter_tp_size 2",
 }
 """Routine to its flags."""
 
@@ -115,6 +118,9 @@ VARIANTS = [
     ("b12x_fused_moe", f"{MOE} --b12x_quant_mode w4a16"),
     ("BatchPrefillWithPagedKVCacheWrapper", PREFILL),
     ("moe_a2a_dispatch_combine", "--num_tokens 3 --hidden_size 128 --num_experts 8 --top_k 3 --quant_dtype nvfp4"),
+    ("allreduce_fusion", "--num_tokens 40 --hidden_size 96"),
+    ("allreduce_fusion", "--num_tokens 40 --hidden_size 96 --pattern ar_residual_rmsnorm_dynamic_fp8"),
+    ("mixed_comm", f"{MIXED} --local_tp_size 1 --local_dp_size 3 --op_name REDUCESCATTER"),
     *(
         (
             "moe_a2a_dispatch_combine",

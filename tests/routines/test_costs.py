@@ -23,6 +23,7 @@ PAIR = "--num_tokens 4 --hidden_size 128 --intermediate_size 256 --num_experts 2
 LAYERS = 128 * 256 * 9 / 16
 PAGED = "--page_size 4 --batch_size 2 --num_qo_heads 4 --num_kv_heads 2 --head_dim_qk 8 --s_kv 6"
 MSA = "--batch_size 2 --s_qo 2 --s_kv 300 --num_qo_heads 4 --num_kv_heads 1"
+MIXED = "--local_bs_list 2 --hidden_size 64 --dtype bfloat16"
 PAIR_WORK = 6 * 128 * 256
 ALL_PAIRS = 4 * 2
 ACTIVE = 8 * (1 - (1 - 2 / 8) ** 4)
@@ -63,6 +64,11 @@ COUNTS = [
     ("bmm_mxfp8", "--batch_size 3 --m 2 --n 64 --k 64", 3 * 4 * 64 * 64, 3 * (66 * 64 + 66 * 2 + 256)),
     ("mm_mxfp8", "--m 2 --n 64 --k 128", 4 * 64 * 128, 66 * 128 + 66 * 4 + 256),
     ("mm_bf16_fp4", "--m 2 --n 64 --k 128", 4 * 64 * 128, 512 + 64 * 64 + 64 * 8 + 256 + 4),
+    # ranks: additions, and bytes between ranks; 8 ranks, 6 of 2 groups, 3 groups of one
+    ("allreduce_fusion", "--num_tokens 2 --hidden_size 64", 7 * 128, 2 * 7 * 256),
+    ("allreduce_fusion", "--num_tokens 2 --hidden_size 64 --pattern ar_residual_rmsnorm", 13 * 128, 14 * 256),
+    ("mixed_comm", f"{MIXED} --local_tp_size 3 --local_dp_size 2", 2 * 2 * 128, 2 * (2 + 2 + 3) * 256),
+    ("mixed_comm", f"{MIXED} --local_tp_size 1 --local_dp_size 3 --op_name REDUCESCATTER", 3 * 2 * 128, 3 * 2 * 256),
     # sampling: rows in, what comes out
     ("softmax", VOCAB, 100, 80 + 80),
     ("sampling_from_probs", VOCAB, 0, 80 + 8),

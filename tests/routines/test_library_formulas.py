@@ -377,3 +377,16 @@ def test_sparse_attention_is_that_of_each_query_by_itself(routine, layout, mask,
         return [torch.cat(parts)]
 
     assert job.status(run) == "PASSED"
+
+
+def test_a_mixed_collective_adds_up_groups_and_orders_them_by_node(tmp_path):
+    sizes = "--local_tp_size 2 --local_dp_size 2 --inter_tp_size 2 --inter_dp_size 2"
+    job = JudgedRoutine("mixed_comm", tmp_path, f"--local_bs_list 3 --hidden_size 4 --dtype bfloat16 {sizes}")
+
+    def run(x):
+        groups = {}
+        for rank, tokens in enumerate(x):  # nodes of 4 ranks: groups of 2 neighbours, on 2 neighbouring nodes
+            groups.setdefault((rank // 8, rank % 4 // 2), []).append(tokens.double())
+        return [torch.cat([torch.stack(groups[key]).sum(0) for key in sorted(groups)]).bfloat16()]
+
+    assert job.status(run) == "PASSED"

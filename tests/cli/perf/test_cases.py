@@ -32,7 +32,7 @@ def test_the_commands_of_the_documents_make_a_case(command):
 
 
 def test_the_table_has_the_routines_of_the_documents_and_all_are_in_the_sample():
-    assert [len(family.ROUTINES) for family in FAMILIES] == [4, 4, 11, 8, 1, 12, 4, 16, 8, 1, 3, 1]
+    assert [len(family.ROUTINES) for family in FAMILIES] == [4, 4, 11, 8, 1, 2, 12, 4, 16, 8, 1, 3, 1]
     requests = ask("", testlist=SAMPLE)
     assert [request.problem for request in requests if request.problem] == []
     assert {request.named for request in requests} == {*ROUTINES}
@@ -163,6 +163,11 @@ MOE = SMALL["cutlass_fused_moe"].replace("--cutlass_variant nvfp4", "")
         (["MSASparseAttention"], "--head_dim 64", "MSA requires head_dim 128, got 64"),
         (["MSASparseAttention", "MSAPipeline"], "--q_dtype nvfp4", "takes bfloat16, float16"),
         (["MSASparseDecode", "MSAProxyScore"], "--q_dtype fp8_e4m3", "--kv_dtype bfloat16: as --q_dtype"),
+        (
+            ["mixed_comm"],
+            "--local_bs_list 1 --hidden_size 8 --dtype float16 --local_tp_size 1 --local_dp_size 1",
+            "two",
+        ),
         (["MSAPipeline"], "--topk 8", "the library selects 16"),
         (["mm_fp8"], "--batch_size 2 --m 2 --n 32 --k 128", "--batch_size 2: mm_fp8 has one product"),
         (["nvfp4_quantize"], "--m 8 --k 64 --sf_vec_size 32 --per_token_activation", "must be 16"),
