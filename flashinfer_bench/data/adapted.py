@@ -1,6 +1,6 @@
-"""Makes solutions of files for other engines. Such a file defines a name that its engine calls.
+"""Makes solutions from files for other engines. Each file defines a name that its engine calls.
 
-Such a solution has three sources: the author's file, the definition's reference, and an entry file. The reference has a
+Each solution has three sources: the author's file, the definition's reference, and an entry file. The reference has a
 function `bind_solution`, which returns the author's code as a function of the inputs.
 """
 
@@ -20,7 +20,7 @@ ENGINES: Final[Mapping[str, tuple[str, str]]] = {
     "kernelbench": ("ModelNew", "tasks of KernelBench"),
     "gpumode": ("custom_kernel", "problems of GPU MODE"),
 }
-"""Engine → the name that it calls in a file, and a description of its definitions."""
+"""Engine → the name that the engine calls in a file, and a description of the engine's definitions."""
 SOURCE_TAG: Final = "source:"
 """Prefix of the tag that names a definition's engine."""
 ENTRY: Final = """\
@@ -35,10 +35,10 @@ run = bind_solution(str(Path(__file__).with_name({file!r})))
 def make_solution(
     name: str, author: str, sources: Mapping[str, str], definition: Definition, language: SupportedLanguages
 ) -> Solution:
-    """Make a solution from sources; one of them is in another engine's form.
+    """Make a solution from sources. One of the files is written for another engine.
 
     Raises:
-        DataSetError: the definition is of another engine.
+        DataSetError: the definition does not come from that engine.
     """
     file, engine = next((path, one) for path, text in sources.items() if (one := find_engine(path, text)))
     symbol, kind = ENGINES[engine]
@@ -71,12 +71,12 @@ def find_engine(path: str, text: str) -> str | None:
 
 
 def takes(definition: Definition, engine: str) -> bool:
-    """Return whether a definition is of an engine."""
+    """Return whether a definition was made from a problem of an engine."""
     return f"{SOURCE_TAG}{engine}" in definition.tags
 
 
 def find_by_file(words: Sequence[str], definitions: Mapping[str, Definition]) -> str | None:
-    """Return the task that a file belongs to, by its name in KernelBench's form; None if there is no such task."""
+    """Return the task that a file solves, if the file's name has KernelBench's form; None if no task matches."""
     for match in filter(None, map(SOLUTION_FILE.fullmatch, words)):
         start = f"kernelbench_l{match[1]}_{int(match[2]):03}_"
         return next((name for name in definitions if name.startswith(start)), None)

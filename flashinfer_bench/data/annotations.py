@@ -5,7 +5,7 @@ run.
 
 A tensor is `dtype[axes]`. A Python scalar is a dtype alone, or one of `float`, `int` and `bool`. A name is a var axis,
 `name=4096` a const axis, and `half=columns // 2` a computed axis. A number is a size without a name. An output may have
-a name in front. Several outputs are a tuple of such texts.
+a name in front. Several outputs are a tuple of texts.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Axes = dict[str, dict[str, Any]]
 
 
 def make_parts(source: str, ask: Callable[[str], str] | None) -> dict[str, Any]:
-    """Return the description, axes, inputs and outputs of a definition, as in its file.
+    """Return the description, axes, inputs and outputs of a definition, as in a definition's file.
 
     Args:
         source: the reference.
@@ -90,7 +90,7 @@ def _text_of(annotation: ast.expr | None) -> str | None:
 
 
 def _read_spec(text: str, axes: Axes) -> tuple[str | None, dict[str, Any]]:
-    """Return the name in front of an annotation, and its shape and dtype. Add its axes."""
+    """Return the name, shape and dtype of an annotation. Add its axes."""
     found = SPEC.fullmatch(text)
     if found is None:
         raise ValueError("write dtype[axes], such as bfloat16[rows, 4096], or float for a number")

@@ -1,7 +1,7 @@
 """Static checks of a set, without running its code. `run`, `validate`, loading and merging use them.
 
-`check_workload` compares a workload with its definition. The other functions check stored inputs, references and entry
-points, which loading does not check. For a blob, only the header is read, not the tensors.
+`check_workload` compares a workload with its definition. Loading does not check stored inputs, references and entry
+points; the other functions do. For a blob, only the header is read, not the tensors.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Asked:
     authors: Sequence[str] | None = None
 
     def is_about(self, issue: LoadIssue, trace_set: TraceSet) -> bool:
-        """Return whether the file of an issue belongs to this part."""
+        """Return whether the file of an issue belongs to the selected part."""
         parts = parts_below(issue.file, trace_set.roots)
         definitions = self.definitions
         if self.solutions and not definitions:
@@ -161,7 +161,8 @@ def find_input_issues(trace_set: TraceSet, jobs: Iterable[tuple[str, Workload]])
 
 
 def _shapes_of(definition: Definition, workload: Workload) -> dict[str, tuple[int, ...] | None]:
-    """Return input → its shape, None for a scalar. If an axis is missing, return nothing; the loader reports that."""
+    """Return input → its shape, None for a scalar. Return an empty dict if an axis is missing; the loader reports
+    missing axes."""
     try:
         return dict(zip(definition.inputs, definition.get_input_shapes(workload.axes), strict=True))
     except ValueError:
@@ -169,7 +170,7 @@ def _shapes_of(definition: Definition, workload: Workload) -> dict[str, tuple[in
 
 
 def read_tensors(file: Path) -> Tensors:
-    """Return the tensors of a blob; raise ValueError if it cannot be read."""
+    """Return the tensors of a blob; raise ValueError if the file cannot be read."""
     from safetensors import SafetensorError, safe_open  # needs numpy, which sets without blobs do not need
 
     try:
@@ -218,7 +219,7 @@ def find_reference_issues(trace_set: TraceSet, definitions: Iterable[Definition]
 
 
 def find_entry_issues(trace_set: TraceSet) -> Iterator[LoadIssue]:
-    """Yield a warning for each entry point whose text shows that it will end in COMPILE_ERROR."""
+    """Yield a warning for each solution whose sources show that it will get COMPILE_ERROR."""
     for solution in trace_set.all_solutions():
         file = trace_set.solution_files.get(solution.name)
         if file is None:

@@ -171,7 +171,7 @@ class Definition(DataModel):
 
     @property
     def var_axes_bindings(self) -> dict[str, tuple[str, int]]:
-        """Var axis → the name of the first input with this axis, and the axis's dimension there."""
+        """Var axis → the name of the first input with this axis, and the index of the axis in the input's shape."""
         found: dict[str, tuple[str, int]] = {}
         for name, spec in self.inputs.items():
             for dimension, axis in enumerate(spec.shape or ()):
@@ -196,7 +196,7 @@ class Definition(DataModel):
 
     @property
     def not_runnable_reason(self) -> str | None:
-        """Why no solution can be judged against this definition; None if it can."""
+        """The reason if the definition is not runnable, else None."""
         module = read_module(self.reference)
         if not self.outputs:
             return "it has no outputs, so there is nothing to compare"
@@ -208,7 +208,7 @@ class Definition(DataModel):
 
     @property
     def reference_parameters(self) -> list[str] | None:
-        """Parameter names of the reference's `run`; None if it cannot be called by keyword."""
+        """Parameter names of the reference's `run`; None if `run` cannot be called by keyword."""
         signature = read_module(self.reference).signatures.get(ENTRY_NAME)
         kinds = {name: one.kind for name, one in signature.parameters.items()} if signature is not None else {}
         if signature is None or {Parameter.VAR_POSITIONAL, Parameter.POSITIONAL_ONLY}.intersection(kinds.values()):

@@ -25,11 +25,11 @@ class Dtype(NamedTuple):
     """The properties of one dtype name."""
 
     bits: int
-    """Size of one stored element, in bits. For the packed dtype this is a byte with two numbers."""
+    """Size of one stored element, in bits. An element of the packed dtype is a byte with two numbers."""
     kind: Kind
     """Kind of the values."""
     storage: str
-    """The name of the torch dtype that stores it, without "torch."."""
+    """The name of the torch dtype for storage, without "torch."."""
     largest: float = 0.0
     """Largest finite number of a float."""
     has_infinity: bool = True
@@ -55,7 +55,7 @@ POWERS_OF_TWO: Final = "float8_e8m0fnu"
 
 
 def why_not_held(name: str, value: bool | float) -> str | None:
-    """Return None if a dtype can hold a number, else a text with the numbers that it can hold."""
+    """Return None if a dtype can hold a number, else a text with the dtype's range."""
     bits, kind, storage, largest, has_infinity = DTYPES[name]
     if bits == 4:
         return f"{name} is packed, two to a byte, so a single value cannot be stored"
@@ -77,7 +77,7 @@ def why_not_held(name: str, value: bool | float) -> str | None:
 DType = Enum("DType", {name.upper(): name for name in DTYPES}, type=str)  # type: ignore[misc] # of the table's names
 """The names of `DTYPES` as an enum, for scripts that use members; a model keeps the plain name."""
 NOT_RECORDED: Final = "unknown"
-"""Stands in a library's dump for a dtype that was not recorded."""
+"""Value in a library's dump for a dtype that was not recorded."""
 
 
 def check_dtype(name: str) -> str:
@@ -90,7 +90,7 @@ def check_dtype(name: str) -> str:
 
 
 def torch_dtype(name: str) -> torch.dtype:
-    """Return the torch dtype that stores this dtype; raise ValueError if this version of torch does not have it."""
+    """Return the torch dtype that stores this dtype; raise ValueError if this version of torch lacks that dtype."""
     import torch  # slow to import, so only callers with tensors import it
 
     storage = DTYPES[check_dtype(name)].storage

@@ -1,8 +1,8 @@
 """Checks that a solution's entry function exists and accepts its definition's arguments; finds its binding. No source
 is run.
 
-Python is parsed. C++ and CUDA are searched for the line that exports the function. If a source does not settle a check,
-the check passes, and the build and the first call decide.
+Python is parsed. C++ and CUDA sources are searched for the line that exports the function. A check passes if the
+sources are inconclusive. The build and the first call then decide.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ SETUP: Final = "setup"
 """A function of this name next to the entry function prepares its calls (docs/solutions.md, "Setup")."""
 COMPILED: Final = frozenset(language for language in SupportedLanguages if language.record.is_compiled)
 COMMENT: Final = re.compile(r"//[^\n]*|/\*.*?(?:\*/|\Z)", re.DOTALL)
-"""A comment without an end extends to the end of the text. Searching for the end of each would take quadratic time."""
+"""A comment without an end extends to the end of the text. Without this rule, a text with many `/*` would take
+quadratic time."""
 TVM_FFI_EXPORT: Final = re.compile(r"\bTVM_FFI_DLL_EXPORT_TYPED_FUNC\s*\(\s*(\w+)|\b__tvm_ffi_(\w+)")
 EXPORT_MACRO: Final = re.compile(
     r"^[ \t]*#[ \t]*define\b.*(?:TVM_FFI_DLL_EXPORT|PYBIND11_MODULE|\.def\b)", re.MULTILINE
@@ -40,7 +41,7 @@ class FoundBinding(NamedTuple):
 
     binding: SupportedBindings
     note: str | None = None
-    """A line for the build's log; None if the binding is from the spec, or is tvm-ffi."""
+    """A line for the build's log; None if the spec gives the binding, or if the binding is tvm-ffi."""
 
 
 def find_binding(solution: Solution) -> FoundBinding:
@@ -70,7 +71,7 @@ def registers_operators(solution: Solution) -> bool:
 
 
 def check_entry(solution: Solution, definition: Definition | None = None) -> list[str]:
-    """Return a line for each problem of the entry point. With a definition, also check the number of its arguments."""
+    """Return a line for each problem of the entry point. With a definition, also check the number of arguments."""
     if sum(len(source.content) for source in solution.sources) > MOST_CHARACTERS:
         return []  # the build and the first call decide
     if solution.spec.language in COMPILED:
@@ -129,7 +130,7 @@ def _check_export(solution: Solution) -> Iterator[str]:
     text = "\n".join(COMMENT.sub(" ", source.content) for source in solution.sources)
     symbol, names = solution.get_entry_symbol(), list_exports(text)
     if symbol in names or EXPORT_MACRO.search(text.replace("\\\n", " ")):
-        return  # a macro of the solution may export it, and only the compiler expands that
+        return  # a macro of the solution may export the function, and only the compiler expands macros
     if find_binding(solution).binding is SupportedBindings.TVM_FFI:
         yield f"{_missing(solution, names)}; export it with TVM_FFI_DLL_EXPORT_TYPED_FUNC({symbol}, your_function)"
     elif not registers_operators(solution):  # operators may have any name, so loading decides

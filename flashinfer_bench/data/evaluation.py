@@ -61,7 +61,7 @@ class Correctness(DataModel):
     max_absolute_error: NotNegative = 0.0
     """Largest |got - expected| of an element."""
     extra: dict[str, Any] | None = None
-    """Further results of the evaluator."""
+    """Additional results of the evaluator."""
 
 
 def as_time(latency_ms: float) -> float | None:
@@ -78,7 +78,7 @@ class Performance(DataModel):
     latency_ms: Annotated[float, Field(ge=0)] = 0.0
     """Mean over trials of the median over iterations."""
     reference_latency_ms: Annotated[float, Field(ge=0)] = 0.0
-    """The same mean for the reference; 0.0 if the reference was not measured."""
+    """Mean over trials of the reference's median over iterations; 0.0 if the reference was not measured."""
     speedup_factor: Annotated[float, Field(ge=0)] = 0.0
     """reference_latency_ms / latency_ms; 0.0 if the reference was not measured."""
 

@@ -1,8 +1,9 @@
 """Small expressions in definitions: the syntax of constraints, and the value of an axis given as an expression.
 
-Axis expressions are evaluated here, over integers and exact fractions. The syntax tree is walked, so no code of a data
-set runs. The size of an axis is a whole number: a division must be exact, or rounded by `//`, `int`, `ceil` or `floor`.
-Constraints are only parsed here. Constraints may use tensors, so the judge evaluates them when the inputs exist.
+Axis expressions are evaluated here, over integers and exact fractions. The syntax tree is interpreted, so no code of a
+data set runs. The size of an axis is a whole number: a division must be exact, or rounded by `//`, `int`, `ceil` or
+`floor`. Constraints are only parsed here. Constraints may use tensors, so the judge evaluates them when the inputs
+exist.
 """
 
 from __future__ import annotations
@@ -19,12 +20,13 @@ from typing import Any, Final
 MAX_EXPRESSION_LENGTH: Final = 1_000
 """Longest expression, in characters."""
 KEPT: Final = 256
-"""Number of cached parsed expressions. Every workload of a definition needs the expressions of its axes."""
+"""Number of cached parsed expressions. Every workload of a definition needs the expressions of the definition's
+axes."""
 MAX_AXIS_VALUE: Final = 2**63 - 1
 """Largest value of an axis. It also limits the cost of `**` and `<<`."""
 
 Number = int | Fraction
-"""The value of a part of an expression. It is exact unless the expression rounds it."""
+"""The exact value of a part of an expression."""
 
 
 def _ceil_div(value: Number, by: Number) -> Number:
@@ -81,13 +83,13 @@ def parse_expression(text: str) -> ast.expr:
 
 
 def names_in(text: str) -> frozenset[str]:
-    """Return the names that an expression uses, without the names of known functions."""
+    """Return the names in an expression, except the names of known functions."""
     tree = parse_expression(text)
     return frozenset(node.id for node in ast.walk(tree) if isinstance(node, ast.Name)) - {*_CALLS, _MODULE}
 
 
 def order_axes(expressions: Mapping[str, str]) -> Sequence[str]:
-    """Return the names of expression axes, each after the axes that its expression uses.
+    """Return the names of expression axes. Each axis comes after the axes in its expression.
 
     Raises:
         ValueError: some axes form a cycle.
@@ -118,7 +120,7 @@ def _evaluate(node: ast.expr, values: Mapping[str, int]) -> Number:
         case ast.Constant(value=int() as value):
             result: Number = value
         case ast.Constant(value=float() as value) if math.isfinite(value):
-            result = Fraction(repr(value))  # 0.1 is a tenth
+            result = Fraction(repr(value))  # exact: 0.1 is 1/10
         case ast.Name(id=name):
             if name not in values:
                 raise ValueError(f"axis {name!r} has no value")

@@ -47,8 +47,8 @@ def sweep(trace_set: TraceSet, definition: Definition, sizes: Sizes) -> None:
     """Replace the workloads of a definition in memory by the workloads of a sweep.
 
     The set's first workload gives the sizes of axes that are not swept, the scalars and the custom inputs. All other
-    inputs are random, since a stored input fits only the sizes of its own workload. If the set has a workload with the
-    same sizes and inputs, it is used instead of a new workload.
+    inputs are random, since a stored input fits only the sizes of its own workload. A workload of the set with equal
+    sizes and inputs is used instead of a new workload.
 
     Raises:
         UsageError: a size does not fit the definition, or an axis has no size.
@@ -63,7 +63,7 @@ def sweep(trace_set: TraceSet, definition: Definition, sizes: Sizes) -> None:
 
 
 def is_generated(trace: AnyTrace) -> bool:
-    """Return whether the workload of a trace was made of sizes."""
+    """Return whether the workload of a trace was made from the user's sizes."""
     return trace.workload.uuid == _uuid_of(trace.definition, trace.workload)
 
 

@@ -14,9 +14,9 @@ Severity = Literal["error", "warning"]
 """error: a part was omitted from the set. warning: the part was kept, but needs attention."""
 
 LONGEST_REASON: Final = 2000
-"""Maximum characters shown of a reason. Names in files may have millions of characters."""
+"""Maximum characters of a reason in a message. Names in files may have millions of characters."""
 MOST_SEARCHED: Final = 1 << 18
-"""Longest text, in characters, in which the line of a field is looked up. Each issue searches the text again."""
+"""Longest text, in characters, that is searched for the line of a field. Each issue starts a new search."""
 USUAL_OP_TYPE: Final = "custom"
 """The op type of a definition without an op type and without an op-type folder."""
 
@@ -38,7 +38,8 @@ class LoadIssue:
     is_about_location: bool = False
     """Whether the issue is about the path of a file, not its content."""
     missing_definition: str | None = None
-    """A definition that the set lacks. The issue is resolved if another set has it. "" means any definition."""
+    """A definition that the set lacks. The issue is resolved if a merged set has the definition. "" means any
+    definition."""
 
     @property
     def text(self) -> str:
@@ -54,7 +55,7 @@ class LoadIssue:
 
 
 class Location(NamedTuple):
-    """The location of an object, and values that its file's path gives for missing fields."""
+    """The location of an object, and defaults for its missing fields from the path of its file."""
 
     file: Path
     line: int | None = None
@@ -62,12 +63,11 @@ class Location(NamedTuple):
     prefix: tuple[str, ...] = ()
     """The path to the object inside the file."""
     text: str = ""
-    """The text of the file, if lines of fields can be looked up in it."""
+    """The text of a JSON file, which is searched for the lines of fields; empty for other files."""
     op_type: str = USUAL_OP_TYPE
     """The op type for a definition that gives no op type."""
     definition: str | None = None
-    """The definition for a solution or workload that names no definition. If None, the name of the workloads file is
-    used."""
+    """The definition for a solution or workload that names no definition. None: the name of the workloads file."""
     root: Path | None = None
     """The root, for a file whose blob paths may be relative to the file's folder; else None."""
 
@@ -79,7 +79,7 @@ class Location(NamedTuple):
 
 
 def find_line(text: str, location: Sequence[str]) -> int:
-    """Return the line (from 1) of the deepest key of `location` in JSON text. A step into a list ends the search."""
+    """Return the line (from 1) of the deepest key of `location` in JSON text. The search ends at a list."""
     position = 0
     for step in location if len(text) <= MOST_SEARCHED else ():
         found = re.compile(rf'(?<!\\)"{re.escape(step)}"\s*:').search(text, position)

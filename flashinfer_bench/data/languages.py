@@ -16,11 +16,11 @@ class Language:
     """The properties of one language."""
 
     suffixes: tuple[str, ...]
-    """Suffixes of its own source files."""
+    """Suffixes of source files in the language."""
     builder: str = "python"
     """Module of `compile/builders/` with its `make_recipe`."""
     is_compiled: bool = False
-    """Whether compilers build its solutions before they run. If not, the worker imports the sources."""
+    """Whether compilers build its solutions before they run. Otherwise the worker imports the sources."""
     needs_gpu: bool = False
     package: str | None = None
     """Python module that its solutions require. A Python source that imports the module is of this language."""
@@ -29,9 +29,9 @@ class Language:
     dependencies: tuple[str, ...] = ()
     """Dependencies of all its solutions."""
     program: str | None = None
-    """Compiler that the language's package starts."""
+    """Name of the compiler that the Python module `package` starts."""
     requires_cuda: bool = False
-    """Whether it is built with the CUDA toolkit."""
+    """Whether solutions are built with the CUDA toolkit."""
 
 
 PYTHON: Final = Language((".py",))
@@ -39,8 +39,8 @@ CUDA: Final = Language((".cu",), builder="native", is_compiled=True, needs_gpu=T
 
 
 class SupportedLanguages(str, Enum):
-    """Languages of solutions, in order of precedence. If sources fit several languages, the last one in this list
-    counts; for Python sources, the first one."""
+    """Languages of solutions. If Python sources fit several languages, the first member counts. For other sources, the
+    last member counts."""
 
     record: Language
 

@@ -29,20 +29,20 @@ BOUNDS: Final = {
 }
 """Source of a latency's lower bound → its description."""
 CONFIRMED: Final = "confirmed"
-"""The standing of a result with full assurance. Such a result may take first place."""
+"""Standing of results with full assurance. These results may take first place."""
 NOT_CONFIRMED: Final = "not confirmed"
 """The standing of all other GPU results, and of traces without a timing record."""
 INDICATIVE: Final = "CPU: indicative"
-"""The standing of a CPU's result. Such a result is never confirmed."""
+"""Standing of results from a CPU. These results are never confirmed."""
 LEAST_REPORTED: Final = 0.9
 """Minimum of the worker's reported latency divided by the recorded latency. Below it, the latency is never the best.
-For honest calls, the time measured from outside is within a tenth of the reported time."""
+For honest calls, the reported time and the time measured from outside differ by at most a tenth."""
 Row = TypeVar("Row")
 Record = TypeVar("Record", bound=msgspec.Struct)
 
 
 class Measurement(msgspec.Struct, frozen=True, gc=False):
-    """The record of a measurement. An empty text, an empty list or None: the record does not have the value."""
+    """The record of a measurement. An empty text, an empty list or None means that the record lacks the value."""
 
     method: str = ""
     """The clock: "cupti", "cuda_events" or "wall"."""
@@ -61,21 +61,22 @@ class Measurement(msgspec.Struct, frozen=True, gc=False):
     interval95_ms: list[Number] = []
     """95 % interval of the latency: two bounds. `interval` names its scope."""
     assurance: str = ""
-    """The level of assurance of a GPU latency: "standard" or "full"; empty in older traces and on a CPU."""
+    """The level of assurance of a GPU latency: "standard" or "full"; empty on a CPU and in traces of earlier
+    versions."""
     bound: str = ""
-    """The bound of the latency: a key of `BOUNDS`; empty in older traces."""
+    """Source of the latency's lower bound: a key of `BOUNDS`; empty in traces of earlier versions."""
     interval: str = ""
-    """"workers": from several workers. "one worker, widened": from one worker, widened by the spread between workers.
-    Empty in older traces, whose interval covers only the samples of one worker."""
+    """"workers": the samples of several workers. "one worker, widened": the samples of one worker, plus the spread
+    between workers. Empty in traces of earlier versions: only the samples of one worker."""
     samples: Number | None = None
     """Number of samples."""
     trials: Number | None = None
     kernels: dict[str, Number] = {}
-    """Names of the operations of the timed calls → number of launches in all samples, as the worker reports them."""
+    """Name of an operation in the timed calls → its number of launches in all samples. The worker reports both."""
     library_kernels: str = "unknown"
-    """How many of these kernels are a library's: all, some, none, or unknown; see `timing.libraries`."""
+    """How many operations of `kernels` come from a library: all, some, none, or unknown; see `timing.libraries`."""
     late: Number | None = None
-    """Number of samples that include the host's time."""
+    """Number of samples that include time of the host."""
     median_ms: Number | None = None
     q25_ms: Number | None = None
     q75_ms: Number | None = None
@@ -87,8 +88,8 @@ class Measurement(msgspec.Struct, frozen=True, gc=False):
     setup_ms: Number | None = None
     """Time of `setup`."""
     outside_ms: Number | None = None
-    """Mean wall time of one call on a CPU, measured over whole requests, from request to answer. It is no bound of the
-    latency (`bound` is "none")."""
+    """Mean wall time per call of the requests to a worker, on a CPU. It does not bound the latency (`bound` is
+    "none")."""
     why_unconfirmed: str = ""
     """Why the time from outside does not confirm the latency."""
     claimed_ms: Number | None = None
@@ -101,12 +102,13 @@ class Measurement(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def is_full(self) -> bool:
-        """Whether the latency has full assurance, as a confirmed winner has."""
+        """Whether the latency has full assurance."""
         return self.assurance == "full"
 
     @property
     def standing(self) -> str:
-        """The rank class of the latency: `CONFIRMED`, `NOT_CONFIRMED` or `INDICATIVE`; empty if it is not ranked."""
+        """The rank class of the latency: `CONFIRMED`, `NOT_CONFIRMED` or `INDICATIVE`; empty if the time is not
+        meaningful."""
         if not self.meaningful:
             return ""
         if self.is_full:
@@ -156,7 +158,7 @@ class CompiledRecord(msgspec.Struct, frozen=True, gc=False):
 
 
 class FingerprintRecord(msgspec.Struct, frozen=True, gc=False):
-    """The parsed fields of a fingerprint. All are empty in a trace of another engine."""
+    """The parsed fields of a fingerprint. All fields are empty in a trace from another engine."""
 
     definition: str = ""
     solution: str = ""
@@ -175,7 +177,7 @@ class RunRecord(msgspec.Struct, frozen=True, gc=False):
 
     fingerprint: FingerprintRecord = FingerprintRecord()
     quick: bool = False
-    """Whether the verdict is a quick look. Its few samples are neither compared nor stored."""
+    """Whether the verdict is a quick look. Its latency is not compared with other latencies."""
     seed: int | None = None
     task: str = ""
     """The task of a server that the verdict belongs to; empty for a run."""
@@ -197,9 +199,13 @@ class ReportedTrace(msgspec.Struct, frozen=True, gc=False):
     def may_be_best(self, latency_ms: float) -> bool:
         """Return whether a latency may be called the best.
 
-        It may not if the verdict is a quick look, or if the worker reported less than `LEAST_REPORTED` of the latency.
-        It may not if solution and reference both wait for the GPU inside a call. Then the host's time decides their
-        ratio.
+        These latencies may not:
+
+        * latencies of quick looks,
+        * latencies of which the worker reported less than `LEAST_REPORTED`,
+        * latencies of jobs whose solution and reference both wait for the GPU inside a call.
+
+        In such a job, the host's time decides the speed-up.
         """
         both_wait = all("waits_inside" in record.flags for record in (self.measurement, self.baseline))
         claimed_ms = self.measurement.claimed_ms
@@ -218,7 +224,7 @@ def read_measurement(evaluation: AnyEvaluation) -> Measurement:
 
 
 def read_extra(evaluation: AnyEvaluation, kind: type[Record]) -> Record:
-    """Read the entries of `extra` that a record has. An entry of another form counts as missing."""
+    """Read the fields of a record from `extra`. An entry with an unexpected form counts as missing."""
     if isinstance(evaluation, EvaluationLine):
         with suppress(msgspec.MsgspecError):
             return msgspec.json.decode(evaluation.extra_text, type=kind)

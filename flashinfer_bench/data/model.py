@@ -22,9 +22,9 @@ class DataModel(BaseModel):
     model_config = ConfigDict(frozen=True, extra="allow", ser_json_inf_nan="strings")
 
     always_written: ClassVar[tuple[str, ...]] = ()
-    """Fields with a default that the format requires. They are written even if they were not given."""
+    """Fields that the format requires. They are written even if they have their default."""
     known_extras: ClassVar[tuple[str, ...]] = ()
-    """Keys of public files whose values are in other fields now. They are kept without a warning."""
+    """Redundant keys of public files, which are kept without a warning."""
 
     def model_post_init(self, context: Any, /) -> None:  # noqa: ARG002 - pydantic's signature
         """Mark the required fields as given, so that they are written."""
@@ -34,7 +34,7 @@ class DataModel(BaseModel):
     def to_json(self, *, indent: int | None = None) -> str:
         """Return the model as JSON: the given and the required fields, NaN and infinities as strings.
 
-        Unpaired surrogates, which a solution may print, cannot be written to a file. They become question marks.
+        A solution may print unpaired surrogates, which cannot be written to a file. They become question marks.
         """
         try:
             return self.model_dump_json(exclude_unset=True, indent=indent)
@@ -59,7 +59,7 @@ class DataModel(BaseModel):
                         yield (name, *steps, *location), owner
 
     def fields_at_default(self) -> list[str]:
-        """Return the fields that have their default. A misspelt key may mean such a field."""
+        """Return the fields that have their default value. A misspelt key may mean one of these fields."""
         fields = type(self).model_fields.items()
         optional = ((name, field.get_default(call_default_factory=True)) for name, field in fields)
         return [name for name, default in optional if getattr(self, name) == default]

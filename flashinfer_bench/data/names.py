@@ -8,12 +8,12 @@ from itertools import islice
 from typing import Final
 
 NAME_CUTOFF: Final = 0.6
-"""Minimum similarity (difflib ratio) of a known name that is offered for an unknown name."""
+"""Minimum similarity (difflib ratio) for a known name to be suggested instead of an unknown name."""
 KEY_CUTOFF: Final = 0.8
-"""Minimum similarity of a known key that is offered for an unknown key. It is higher than `NAME_CUTOFF`, since an
-unknown key may be intended."""
+"""Minimum similarity for a known key to be suggested instead of an unknown key. It is higher than `NAME_CUTOFF`, since
+users may add keys on purpose."""
 LONGEST: Final = 100
-"""Longer names, in characters, match no known name. Names come from files and untrusted requests."""
+"""Longest name, in characters, that is compared. Names come from files and untrusted requests."""
 MOST_KNOWN: Final = 2000
 """Largest number of known names that are compared."""
 

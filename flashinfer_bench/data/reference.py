@@ -14,22 +14,24 @@ from typing import Final, NamedTuple
 ENTRY_NAME: Final = "run"
 """The entry function of a reference."""
 BYTE_ORDER_MARK: Final = "\ufeff"
-"""Some editors begin a file with it. Python drops it in a file, but refuses it in a string."""
+"""Some editors write this mark at the start of a file. Python ignores the mark in a file, but refuses it in a
+string."""
 SAME_ARGUMENTS: Final = frozenset({"no_grad", "inference_mode", "compile", "cache", "lru_cache"})
-"""Decorators that leave a function's arguments as they are."""
+"""Decorators that do not change a function's arguments."""
 OF_DEVICES: Final = frozenset({"jit", "kernel", "prim_func"})
 """Decorators of device functions, such as those of Triton and CuTe DSL."""
 A_CLASS: Final = "is a class; it has to be a function, or an instance"
 MOST_CHARACTERS: Final = 1 << 18
-"""Longest parsed source, in characters. Parsing a longer source takes seconds and a thousand times its size in
-memory."""
+"""Longest source that is parsed, in characters. Above this limit, parsing takes seconds, and a thousand times the
+source's size in memory."""
 
 
 class ModuleMetadata(NamedTuple):
     """The facts from the syntax tree of a module."""
 
     names: Mapping[str, str | None]
-    """Top-level name ("*": a star import) → why calling it never returns tensors; None if it may return tensors."""
+    """Top-level name ("*": a star import) → why a call of the object never returns tensors; None if a call may return
+    tensors."""
     functions: Sequence[str]
     """Names of the top-level functions except device functions, in their order."""
     signatures: Mapping[str, inspect.Signature]
@@ -110,7 +112,8 @@ def _find_bindings(body: Sequence[ast.stmt]) -> Iterator[tuple[str, ast.stmt]]:
 
 
 def _why_not_called(node: ast.stmt) -> str | None:
-    """Return why a call of the bound name never returns tensors; None if it may, or if the name has decorators."""
+    """Return why a call of the bound object never returns tensors; None if a call may return tensors, or if the name
+    has decorators."""
     if getattr(node, "decorator_list", None):
         return None
     match node:
@@ -147,7 +150,7 @@ def _signature_of(function: ast.FunctionDef) -> inspect.Signature:
     """Return a function's parameters. All defaults become None, because their expressions must not be evaluated.
 
     Raises:
-        ValueError: two parameters have one name.
+        ValueError: two parameters have the same name.
     """
     nothing, arguments = ast.Constant(None), copy(function.args)
     arguments.defaults = [nothing] * len(arguments.defaults)

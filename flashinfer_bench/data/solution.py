@@ -39,7 +39,7 @@ class SupportedBindings(str, Enum):
 
 
 def check_source_path(path: str) -> str:
-    """Return the normalised path; raise ValueError if it is not relative or leaves its folder.
+    """Return the normalised path; raise ValueError if the path is absolute or leaves the folder.
 
     Backslashes, as Windows writes them, become slashes.
     """
@@ -73,7 +73,7 @@ class SourceFile(DataModel):
 
 
 class CompileOptions(DataModel):
-    """Further flags for compilers, as in public C++ and CUDA solutions."""
+    """Additional flags for compilers, as in public C++ and CUDA solutions."""
 
     cflags: list[str] = Field(default_factory=list)
     """For the C++ compiler."""
@@ -98,7 +98,7 @@ class BuildSpec(DataModel):
     dependencies: list[str] = Field(default_factory=list)
     """Required packages."""
     destination_passing_style: bool = True
-    """Outputs are passed in (true) or returned (false); see `declared_style`."""
+    """Whether the caller passes the outputs in, or the function returns them; see `declared_style`."""
     binding: SupportedBindings | None = None
     """For compiled languages; null means the binding that the sources use (`entry.find_binding`). Ignored for other
     languages."""

@@ -1,4 +1,4 @@
-"""The trace: one line of a workloads or traces file. It is a workload, with or without a solution and its
+"""The trace: one line of a workloads or traces file. A trace is a workload, with or without a solution and an
 evaluation."""
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Trace(DataModel):
     definition: NonEmpty
     """Name of the definition."""
     workload: Workload
-    """The workload of the verdict."""
+    """The judged workload."""
     solution: NonEmpty | None = None
     """Name of the solution; null in a workloads file."""
     evaluation: Evaluation | None = None

@@ -1,5 +1,5 @@
-"""The trace set: definitions, solutions, workloads and traces, by definition. It loads and looks up, but does not
-judge."""
+"""The trace set: definitions, solutions, workloads and traces, by definition. The set loads and looks up objects, but
+judges nothing."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import pandas
 
 DEFAULT_BOUND: Final = 1e-2
-"""Default error bounds of the look-ups, for compatibility with existing scripts."""
+"""Default of both error bounds in look-ups, for compatibility with existing scripts."""
 
 
 def _folder_property(*parts: str) -> property:
@@ -72,7 +72,7 @@ class TraceSet:
             self.roots = self.roots or [self.root]
 
     def __repr__(self) -> str:
-        """Describe in three lines the root, the content, and the problems of the set."""
+        """Describe the root, the content, and the problems of the set in three lines."""
         errors = sum(issue.severity == "error" for issue in self.issues)
         return (
             f"TraceSet({', '.join(map(str, self.roots)) or 'in memory'})\n"
@@ -88,7 +88,7 @@ class TraceSet:
 
     @classmethod
     def from_path(cls, path: Path | str | None = None) -> TraceSet:
-        """Load the set in a folder. Its problems are in `issues`; all other parts are usable.
+        """Load the set in a folder. Problems are in `issues`; parts without problems are usable.
 
         Args:
             path: the folder; None for $FIB_DATASET_PATH, else ~/.cache/flashinfer_bench/dataset.
@@ -155,7 +155,7 @@ class TraceSet:
         return make_frame(self, self.all_traces())
 
     def get_solution(self, name: str) -> Solution | None:
-        """Return the solution of that name, or None."""
+        """Return the solution with this name, or None."""
         return next((item for item in self.all_solutions() if item.name == name), None)
 
     def all_solutions(self) -> Iterator[Solution]:
@@ -175,8 +175,7 @@ class TraceSet:
         return self.solution_roots.get(name, self.root)
 
     def is_of_one_root(self, definition: str, uuid: str) -> bool:
-        """Return whether a workload is in the root of its definition. Only such a workload may set its own
-        tolerance."""
+        """Return whether a workload is in the root of its definition. No other workload may set its own tolerance."""
         file = self.definition_files.get(definition)
         return file is None or self.blob_root(definition, uuid) == self.root_of(file)
 
@@ -224,14 +223,13 @@ class TraceSet:
     ) -> Trace | None:
         """Return the trace with the highest speed-up among the latest traces that passed; None if there is none.
 
-        Confirmed traces, of full assurance, come before other traces of a GPU. If speed-ups are equal, for example
-        without a measured reference, the lower latency wins. Three kinds of traces are skipped: quick looks, traces
-        whose worker reported far less than the latency, and traces whose solution and reference both wait for the GPU
-        inside a call.
+        Traces with full assurance come before unconfirmed traces. If speed-ups are equal, for example without a
+        measured reference, the lower latency wins. Traces that `ReportedTrace.may_be_best` refuses are skipped, such as
+        quick looks.
 
-        With the default bounds, only the verdict counts. Any other bound also limits the largest error, as in
-        `filter_traces`. The largest relative error of a correct output can be huge near zero, since the judge fails an
-        element only if both of its errors are too large.
+        With the default bounds, only the verdict counts. A different bound also limits the largest error, as in
+        `filter_traces`. The largest relative error of a correct output can be huge near zero. The judge fails an
+        element only if both errors are too large.
 
         Args:
             axes: sizes of the var axes that a workload must have.
@@ -261,7 +259,8 @@ class TraceSet:
     get_workload_blob_tensor = adding.read_tensors
 
     def keep_traces(self, traces: Iterable[Trace]) -> None:
-        """Add traces in memory, without a check. The traces are on disk already, or must not be written."""
+        """Add traces in memory, without a check. Callers pass traces that are on disk already, or that must not be
+        written."""
         for trace in traces:
             self.traces.setdefault(trace.definition, []).append(trace)
 
@@ -295,8 +294,7 @@ def _merit(result: Result) -> tuple[bool, float, float]:
 
 
 def _is_within(result: Result, atol: float | None, rtol: float | None) -> bool:
-    """Return whether the largest errors of a verdict are known and within bounds. If a bound is None, it accepts any
-    error."""
+    """Return whether the largest errors of a verdict are known and within bounds. The bound None accepts any error."""
     correctness = result.evaluation.correctness
     return correctness is not None and (
         (atol is None or correctness.max_absolute_error <= atol)

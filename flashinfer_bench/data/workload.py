@@ -23,7 +23,7 @@ class RandomInput(DataModel):
 
 
 class ScalarInput(DataModel):
-    """An input with this number as its value."""
+    """An input whose value is a number of the workload."""
 
     always_written = ("type",)
 
@@ -56,7 +56,7 @@ class CustomInput(DataModel):
 
 
 class GeneratedInput(DataModel):
-    """An input from a generator of another engine. It is kept in traces, but refused in workloads to run."""
+    """An input from a generator of another engine. A trace may have this input, but a run refuses it."""
 
     type: Literal["generated"]
 
@@ -74,7 +74,7 @@ Amount = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
 Weight = Annotated[float, Field(strict=True, gt=0, le=1e15)]
 """The weight of a workload in a mean. The limit keeps sums finite."""
 MIN_PREFIX = 4
-"""Minimum length of a uuid's prefix that can stand for the uuid, in characters."""
+"""Minimum characters of a prefix that can stand for a uuid."""
 T = TypeVar("T")
 AxisSize = Annotated[int, Field(strict=True, ge=0, le=MAX_AXIS_VALUE)]
 """Number of elements along an axis."""
@@ -120,13 +120,14 @@ class Workload(DataModel):
     inputs: dict[NonEmpty, Annotated[InputSpec, Field(discriminator="type")]] = Field(default_factory=dict)
     """Input name to its source. Inputs that are not listed are random."""
     cost: WorkloadCost | None = None
-    """The cost that the roofline uses instead of an estimate. It does not affect a verdict."""
+    """The cost that the roofline uses instead of an estimate. Verdicts do not depend on the cost."""
     tolerance: WorkloadTolerance | None = None
     """Applies only if the workload is in the set of its definition."""
     weight: Weight = 1.0
-    """Weight in means over workloads, for example its share of the time in production. It does not affect a verdict."""
+    """Weight in means over workloads, for example the workload's share of the time in production. Verdicts do not
+    depend on the weight."""
     timed: bool = True
-    """Whether solutions are also timed on the workload, and not only judged."""
+    """Whether solutions are timed on the workload after the verdict."""
 
     @property
     def has_custom_inputs(self) -> bool:
@@ -155,9 +156,8 @@ class Workload(DataModel):
 
 
 def find_named(name: str, items: Iterable[T], workload_of: Callable[[T], Workload]) -> list[T]:
-    """Return the items whose workload has this name.
-
-    The name is a uuid. If no uuid is equal, each word of the name is a size (rows=64) or the beginning of a uuid.
+    """Return the items whose workload has this name: a uuid. If no uuid matches, each word of the name is a size
+    (rows=64) or the beginning of a uuid.
 
     Args:
         name: the user's word or words.

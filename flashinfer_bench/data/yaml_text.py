@@ -1,6 +1,6 @@
 """Parses untrusted YAML within limits, since aliases and merge keys may expand to billions of values.
 
-A key is text as it is written: 1234, on and 0x12 are names. Imports no other module of the package.
+A key is text, exactly as written: 1234, on and 0x12 are names. Imports no other module of the package.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def _count(node: yaml.Node, counts: dict[int, int]) -> int:
 
     Args:
         node: a node from the parser, which limits the depth.
-        counts: id of a node → its number of values, 0 while the count is in progress.
+        counts: id of a node → number of values in the node, 0 while the count is in progress.
 
     Raises:
         yaml.YAMLError: aliases expand to too many values, or a value contains itself.

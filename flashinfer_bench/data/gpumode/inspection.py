@@ -43,7 +43,7 @@ def _inspect_case(one: Any, mode: Any, case: dict[str, Any]) -> dict[str, Any]:
             raise Unsupported(f"{name} is a {kind} with tensors; tensors have to be in tuples, lists and dicts")
     if not any(map(_is_tensor, inputs.values())):
         raise Unsupported("its data has no tensor")
-    # The filling is a tensor's first write. After a second write, the values are the problem's own.
+    # The filling is a tensor's first write. After a second write, the problem has set the values.
     unset = {_memory(tensor) for tensor in filled if tensor.is_inference() or tensor._version == 1}
     with mode(CPU):
         outputs, _ = one.flatten(one.load("reference").ref_kernel(data), "output")

@@ -4,9 +4,9 @@
     SET/PROBLEM/reference.py            generate_input, ref_kernel, check_implementation
     SET/PROBLEM/solutions/correct/*.py  submissions, by the author `correct`
 
-Any other file with `custom_kernel` is a submission, too. If the data of a problem has several forms, each form is a
+Other files with `custom_kernel` are submissions, too. If the data of a problem has several forms, each form is a
 definition. Each argument of `generate_input` is an axis, except `seed`. For a text, a list or a bool, the axis is an
-index into the values of the definition's cases. Further axes are dimensions that vary and equal no argument. Tests
+index into the values of the definition's cases. A dimension that varies and equals no argument is also an axis. Tests
 become workloads that are judged and not timed.
 """
 
@@ -44,13 +44,13 @@ class TaskFile(DataModel):
     """One file of a problem."""
 
     name: str
-    """Its name in the folder of a run."""
+    """Name of the file in the folder of a run."""
     source: str
     """Path relative to task.yml, or `SUBMISSION`."""
 
 
 class Task(DataModel):
-    """A task.yml. Its limits and names of hardware have no effect."""
+    """A task.yml. The limits and hardware names in it have no effect."""
 
     files: list[TaskFile]
     """The files of a run's folder."""
@@ -107,7 +107,7 @@ class GpuMode:
         return {"files": dict(_read_files(file, task)), "cases": cases}
 
     def name_solutions(self, found: TraceSet, file: Path) -> Iterator[tuple[str, str, str]]:
-        """Yield the solutions that a file in a problem's folder makes, one for each definition."""
+        """Yield the solutions from a file in a problem's folder, one for each definition."""
         for name, where in found.definition_files.items():
             folder, task = where.parent, self.tasks.get(where)
             if task is not None and file.is_relative_to(folder):
@@ -180,7 +180,8 @@ class GpuMode:
 
 
 def read_tolerance(reference: str) -> Raw | None:
-    """Return the tolerance of a reference that uses GPU MODE's rule for elements; None if it has its own check."""
+    """Return the tolerance of a reference that uses GPU MODE's rule for elements; None if the reference has a different
+    check."""
     for node in parse_source(reference).body:
         match node:
             case ast.Assign(
@@ -193,7 +194,7 @@ def read_tolerance(reference: str) -> Raw | None:
 
 
 def _name_axes(name: str, shapes: list[Any], sizes: dict[str, list[int]], choices: Raw) -> list[str] | None:
-    """Return the shape of an input or output. Add to `sizes` each dimension that varies and is no argument."""
+    """Return the shape of an input or output. Add each dimension to `sizes` that varies and equals no argument."""
     if shapes[0] is None:
         return None
     axes = list[str]()
@@ -219,7 +220,7 @@ def _read_files(file: Path, task: Task) -> Iterator[tuple[str, str]]:
 
 
 def _literal(text: str) -> str:
-    """Return a Python literal of a text: with the text's own line breaks if possible, else on one line."""
+    """Return a Python literal of a text. The literal has the line breaks of the text if possible."""
     plain = f"r'''{text}'''"
     try:
         return plain if ast.literal_eval(plain) == text else repr(text)

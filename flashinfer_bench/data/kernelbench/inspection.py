@@ -1,7 +1,7 @@
 """Finds the shapes of a KernelBench task by calling its `Model` once.
 
-The answer: {"inputs": {name: [shape, dtype]}, "outputs": the same, "arguments": number, "written": [indexes]}. A shape
-is null for a number. Floating-point tensors are float32, as in the task.
+The answer: {"inputs": {name: [shape, dtype]}, "outputs": the same, "arguments": number, "written": [indexes]}. The
+shape of a number is null. Floating-point tensors are float32, as in the task.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from flashinfer_bench.data.problems.inspection import Unsupported, describe, execute
 
 FRACTIONS: Final = ("p", "dropout_p", "dropout")
-"""Names of an operator's probability. At 0, the operator draws no random numbers."""
+"""Names for the probability argument of an operator. An operator with probability 0 draws no random numbers."""
 
 
 class RandomOperators(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -47,7 +47,7 @@ def inspect_problem(block: str, source: str) -> dict[str, Any]:
         names.append(name)
     values = [*map(task.cast, inputs), *map(task.cast, state.values())]
     call, before = task.connect(model, task.wire(model)), [getattr(one, "_version", 0) for one in values]
-    model.to = lambda **_: model  # the parameters of a fake module cannot be swapped, and it is on the CPU already
+    model.to = lambda **_: model  # `to` cannot swap the parameters of a fake module, which is on the CPU already
     with RandomOperators():  # type: ignore[no-untyped-call]
         outputs = task.flatten(call(*values))
     results = ["output"] if len(outputs) == 1 else [f"output_{at}" for at in range(len(outputs))]

@@ -3,8 +3,8 @@
     level1/23_Softmax.py                        a task: the definition kernelbench_l1_023_softmax, with one workload
     NAME/level_1_problem_23_sample_0_kernel.py  a solution of it, by the author NAME
 
-The arguments, parameters and buffers of a task are inputs. A solution is the author's file, the task, and an entry file
-that connects them (`block.py`).
+The arguments, parameters and buffers of a task are the definition's inputs. A solution is the author's file, the task,
+and an entry file that connects them (`block.py`).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class KernelBench:
         return text
 
     def name_solutions(self, found: TraceSet, file: Path) -> Iterator[tuple[str, str, str]]:
-        """Yield the solution that a file of a run makes."""
+        """Yield the solution from a file of a KernelBench run."""
         if definition := find_by_file([file.stem], found.definitions):
             yield definition, f"{file.parent.name}_{file.stem}", file.parent.name
 

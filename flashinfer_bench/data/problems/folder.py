@@ -1,7 +1,7 @@
 """Reads a folder of another engine's problems and solutions as a trace set in memory.
 
 The shapes of a problem come from a run of its code (`inspection.py`). All inputs have the type `custom`: the reference
-draws them. A file that cannot be read, or that makes no definition or solution, is one issue of the set.
+draws them. A file that cannot be read or converted becomes one issue of the set.
 """
 
 from __future__ import annotations
@@ -44,12 +44,13 @@ class Engine(Protocol):
     file: re.Pattern[str]
     """Names of files that may be problems."""
     mark: str
-    """A text of each problem's file."""
+    """Text that the file of every problem contains."""
     form: str
-    """The files of a problem, for people."""
+    """The files of a problem, described for people."""
 
     def read(self, file: Path, text: str, issues: list[LoadIssue]) -> Any:
-        """Return the JSON value that `inspect_problem` gets; None if `issues` got the reasons against the problem."""
+        """Return the JSON value for `inspect_problem`. Return None for an invalid problem, and add the reasons to
+        `issues`."""
 
     def make(
         self, file: Path, problem: Any, facts: Raw, block: str, issues: list[LoadIssue]
@@ -63,7 +64,8 @@ class Engine(Protocol):
         """
 
     def name_solutions(self, found: TraceSet, file: Path) -> Iterable[tuple[str, str, str]]:
-        """Yield definition, name and author of each solution that a Python file makes, if it has the engine's form."""
+        """Yield definition, name and author of each solution from a Python file. A path without the engine's form
+        yields none."""
 
 
 def read_folder(root: Path, engine: Engine) -> TraceSet:
@@ -127,7 +129,7 @@ def read_source(file: Path) -> str:
 
 
 def make_name(text: str) -> str:
-    """Return a text as part of a definition's name."""
+    """Convert a text to a part of a definition's name."""
     return re.sub(r"[^a-z0-9]+", "_", text.lower()).strip("_")
 
 
@@ -156,7 +158,7 @@ def _add_solution(found: TraceSet, file: Path, text: str, definition: str, name:
 
 @contextmanager
 def _refusing(file: Path, issues: list[LoadIssue]) -> Iterator[None]:
-    """Turn an error about a file into an issue: the file is no part of the set."""
+    """Turn an error about a file into an issue, and omit the file from the set."""
     try:
         yield
     except (OSError, ValueError, DataSetError) as error:

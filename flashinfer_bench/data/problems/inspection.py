@@ -28,7 +28,7 @@ MOST_BYTES: Final = 16 << 30
 """Memory that one problem may allocate."""
 NUMBERS: Final[dict[type, str]] = {bool: "bool", int: "int64", float: "float64"}
 NEED_VALUES: Final = (DataDependentOutputException, DynamicOutputShapeException)
-"""Errors of code that needs the values of fake tensors."""
+"""Errors of code that reads values, which fake tensors do not have."""
 
 Inspect = Callable[[str, Any], dict[str, Any]]
 
@@ -80,7 +80,7 @@ def _send(sending: Connection, inspect: Inspect, block: str, problem: Any) -> No
 
 
 def execute(name: str, text: str) -> types.ModuleType:
-    """Return a new module with this source."""
+    """Run a source as a new module, and return the module."""
     module = sys.modules[name] = types.ModuleType(name)
     exec(compile(text, name, "exec", dont_inherit=True), vars(module))
     return module

@@ -30,7 +30,7 @@ DTYPES_OF_FRAMES: Final[Mapping[Kind, str]] = {
     "truth": "boolean",
     "time": "datetime64[ns, UTC]",
 }
-"""Kind of a column → its dtype in pandas. An absent number is NaN; any other absent value is NA or NaT."""
+"""Kind of a column → its dtype in pandas. A missing number is NaN. Missing values of the other kinds are NA or NaT."""
 RUNS: Final[tuple[tuple[Kind, tuple[str, ...]], ...]] = (
     ("text", ("definition", "op_type", "workload", "axes", "solution", "author", "language", "hardware", "status")),
     ("truth", ("is_passed", "is_latest", "is_quick")),
@@ -90,9 +90,9 @@ READERS: Final[Mapping[str, Callable[[Result], Any]]] = {
     "compile_mode": lambda result: result.reported.baseline_compile.mode or None,
     "kernels": lambda result: json.dumps(result.measurement.kernels) if result.measurement.kernels else None,
 }
-"""Column → function that returns its value, if the result has no field of the same name."""
+"""Column → function that returns the column's value. Every other column is a field of the result or of its parts."""
 OF_TIMES: Final = frozenset({"is_meaningful", "flags", "confirmed", "library_kernels"})
-"""Columns about the latency. They are None in a row without a performance."""
+"""Columns about the latency. Their values are None in a row without a performance."""
 
 
 def make_row(result: Result) -> dict[str, Any]:
@@ -123,10 +123,10 @@ def make_row(result: Result) -> dict[str, Any]:
 
 
 def import_export_library(name: str) -> Any:
-    """Import pandas or pyarrow; if it is missing, name the extra that installs it.
+    """Import pandas or pyarrow. The error for a missing library names the extra that installs it.
 
     Raises:
-        ConfigError: it is not installed.
+        ConfigError: the library is not installed.
     """
     import importlib  # only large, optional libraries are imported this way
 

@@ -1,8 +1,9 @@
 """Additions to sets: other sets, traces that other processes recorded, and objects from scripts.
 
 Equal objects of two sets count once. Contradictory objects are refused or skipped. All additions of a script are
-checked before the first is written. `merge_sets` and `convert_set` write a whole set into a new folder, in the current
-layout and format: all of it or none. `lost` lists unreadable files and missing blobs, which cannot be copied.
+checked before any addition is written. `merge_sets` and `convert_set` write a whole set into a new folder, in the
+current layout and format. A failure leaves no partial folder. `lost` lists unreadable files and missing blobs, which
+cannot be copied.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def merge_into(merged: TraceSet, parts: Sequence[TraceSet]) -> None:
     """Merge sets into an empty set.
 
     Raises:
-        DataSetError: two sets have different definitions or different solutions of one name.
+        DataSetError: two sets have different definitions, or different solutions, with the same name.
     """
     clashes = list[str]()
     known: dict[tuple[str, str], tuple[Any, Path | None]] = {}
@@ -100,7 +101,7 @@ def _merge_workloads(merged: TraceSet, part: TraceSet, name: str, workloads: Ite
 
 
 def _is_settled(issue: LoadIssue, merged: TraceSet) -> bool:
-    """Return whether an issue is about a definition that one set lacked and the merged set has."""
+    """Return whether an issue is about a missing definition that the merged set has."""
     if issue.missing_definition == "":
         return bool(merged.definitions)
     return issue.missing_definition in merged.definitions
@@ -109,7 +110,7 @@ def _is_settled(issue: LoadIssue, merged: TraceSet) -> bool:
 def reread_traces(trace_set: TraceSet) -> None:
     """Replace the traces in memory by the traces on disk. Traces that exist only in memory stay."""
     fresh: dict[str, list[AnyTrace]] = {}
-    for root in filter(Path.is_dir, trace_set.roots):  # if a root was deleted, its traces in memory stay
+    for root in filter(Path.is_dir, trace_set.roots):  # the traces of a deleted root stay in memory
         for name, traces in type(trace_set).from_path(root).traces.items():
             fresh.setdefault(name, []).extend(kept_of(traces))
     for name, known in trace_set.traces.items():
@@ -133,7 +134,7 @@ class WrittenSet:
     traces: int = 0
     blobs: int = 0
     lost: list[str] = field(default_factory=list)
-    """A line for each missing file or blob."""
+    """A line for each file or blob that was not copied."""
 
 
 def convert_set(trace_set: TraceSet, root: Path, output: Path) -> WrittenSet:
@@ -157,7 +158,7 @@ def merge_sets(parts: Sequence[TraceSet], output: Path, further: Mapping[str, st
     Args:
         parts: sets that were read from folders.
         output: a folder that is new or empty.
-        further: file name → text of further files in the root.
+        further: file name → text, for additional files in the root.
 
     Raises:
         DataSetError: the sets contradict each other, or the output exists and is not empty.
@@ -165,7 +166,7 @@ def merge_sets(parts: Sequence[TraceSet], output: Path, further: Mapping[str, st
     """
     merged, done, blobs = type(parts[0]).merge(parts), WrittenSet(output), dict[str, Path]()
     known = [issue for part in parts for issue in part.issues]
-    clashes = [str(issue) for issue in merged.issues if issue not in known]  # each is a skipped workload
+    clashes = [str(issue) for issue in merged.issues if issue not in known]  # each issue of the merge skips a workload
     for part in parts:
         for path, file in _find_blobs(part, done.lost).items():
             if not filecmp.cmp(blobs.setdefault(path, file), file, shallow=False):
@@ -205,7 +206,7 @@ def merge_sets(parts: Sequence[TraceSet], output: Path, further: Mapping[str, st
 
 
 def _find_blobs(part: TraceSet, lost: list[str]) -> dict[str, Path]:
-    """Return the file of each blob path of a set. Add a line to `lost` for each blob that cannot be copied."""
+    """Return blob path → file of a set. Add a line to `lost` for each blob that cannot be copied."""
     found, store = dict[str, Path | None](), BlobStore(part.root or Path())
     groups = (*part.workloads.values(), *part.traces.values())
     for workload in (line.workload for lines in groups for line in kept_of(lines)):
@@ -293,7 +294,7 @@ def add_tensors(trace_set: TraceSet, def_name: str, workload_uuid: str, tensors:
 
 
 def read_tensors(trace_set: TraceSet, path: str | Path) -> dict[str, torch.Tensor]:
-    """Read the tensors of a workload's file, by their keys.
+    """Return key → tensor from a workload's file.
 
     Raises:
         WorkloadFault: the file does not exist, or is outside the set.
@@ -303,7 +304,7 @@ def read_tensors(trace_set: TraceSet, path: str | Path) -> dict[str, torch.Tenso
 
     inside = Path(path).relative_to(trace_set.folder) if Path(path).is_absolute() else path
     fd = open_to_read(BlobStore(trace_set.folder).locate(str(inside)))
-    try:  # read the checked file: its name may lead to another file by now
+    try:  # reads the checked file, since the path may lead to another file by now
         return dict(load_file(f"/dev/fd/{fd}"))
     finally:
         os.close(fd)

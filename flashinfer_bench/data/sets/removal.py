@@ -19,7 +19,7 @@ from flashinfer_bench.errors import DataSetError
 
 
 def remove_traces(trace_set: TraceSet, is_unwanted: Callable[[AnyTrace], bool]) -> dict[Path, int]:
-    """Remove traces from the files of all roots; return each changed file with its number of removed traces.
+    """Remove traces from the files of all roots; return changed file → number of removed traces.
 
     Lines that cannot be read stay.
 
@@ -40,10 +40,10 @@ def remove_traces(trace_set: TraceSet, is_unwanted: Callable[[AnyTrace], bool]) 
 
 
 def remove_solution(trace_set: TraceSet, name: str) -> Path | None:
-    """Remove the file of a solution and return it; None if the set has no such solution.
+    """Remove the file of a solution, and return the file's path; None if the set has no such solution.
 
     Raises:
-        DataSetError: the file has further solutions, or cannot be removed.
+        DataSetError: the file has more than one solution, or cannot be removed.
     """
     file = trace_set.solution_files.get(name)
     if file is None:
@@ -61,7 +61,7 @@ def remove_solution(trace_set: TraceSet, name: str) -> Path | None:
 def find_orphans(trace_set: TraceSet) -> Callable[[AnyTrace], bool]:
     """Return a function that returns whether the set lacks a trace's definition, workload or solution.
 
-    A solution that was submitted to a server, and a workload that was made of sizes, need not be in the set.
+    The set may lack solutions from a server, and workloads that were made from the user's sizes.
     """
     solutions = {(item.definition, item.name) for item in trace_set.all_solutions()}
     workloads = {(name, line.workload.uuid) for name, lines in trace_set.workloads.items() for line in lines}

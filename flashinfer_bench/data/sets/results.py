@@ -1,11 +1,11 @@
 """The frame for reports, scores, exports and look-ups: one result for each verdict, with typed columns.
 
-`list_results` makes results from traces. Only this module reads the values of the columns from a trace. Reports group
-and aggregate rows by these columns.
+`list_results` makes results from traces. No other module reads these columns from a trace. Reports group and aggregate
+rows by columns.
 
-If a job was judged more than once, its latest verdict counts, whichever file has it (`find_latest`). A quick look
-(`--quick`) that passed does not replace a whole verdict on the same definition, solution and workload. Look-ups,
-reports and resumed runs use this rule. Verdicts with equal or invalid times keep the order of the files.
+If a job was judged more than once, its latest verdict counts, whichever file has it (`find_latest`). A passed quick
+look (`--quick`) does not replace a whole verdict on the same definition, solution and workload. Look-ups, reports and
+resumed runs use both rules. Verdicts with equal or invalid times keep the order of the files.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ UNMEASURED: Final = PerformanceLine()
 BASELINE: Final = "baseline"
 """The default baseline author."""
 REFERENCE: Final = "reference"
-"""The baseline of a speed-of-light score if the baseline author has no latency."""
+"""Name of the baseline of a speed-of-light score if the baseline author has no latency."""
 RANKING: Final = "ranking:"
 """Prefix of a definition's tag with the rule of its score: geom, mean or last."""
 _UNKNOWN: Final = datetime.min.replace(tzinfo=timezone.utc)
@@ -60,14 +60,15 @@ class Result(NamedTuple):
     is_latest: bool
     """Whether it is the latest verdict on its definition, solution, workload and hardware."""
     sol_score: float | None = None
-    """Speed-of-light score, 0 for a failure. None if it is unknown, or if the interval is below the floor."""
+    """Speed-of-light score, 0 for a failure. None if the score is unknown, or if the latency's interval is below the
+    floor."""
     sol_baseline: str = ""
-    """Author of the score's baseline, or `REFERENCE`. If it is empty, no mean counts the result."""
+    """Author of the score's baseline, or `REFERENCE`. A result without a baseline counts in no mean."""
     baseline_ms: float | None = None
     """Lowest latency of the set's baseline author; 0 if that author has no latency; None if the reference is the
     baseline."""
     weight: float = 1.0
-    """The workload's weight in the set. For a workload outside the set: the recorded weight."""
+    """The workload's weight in the set, or the recorded weight for a workload outside the set."""
 
     @property
     def definition(self) -> str:
@@ -101,12 +102,12 @@ class Result(NamedTuple):
 
     @property
     def measurement(self) -> Measurement:
-        """The record of its timing."""
+        """The record of the timing."""
         return self.reported.measurement
 
     @property
     def latency_ms(self) -> float | None:
-        """The latency; None if there is none, or if its value is out of range."""
+        """The latency; None if it is missing or out of range."""
         return as_time((self.evaluation.performance or UNMEASURED).latency_ms)
 
     @property
@@ -140,18 +141,19 @@ class Result(NamedTuple):
 
     @property
     def is_ranked(self) -> bool:
-        """Whether it may be compared: it passed, is no quick look, and its time is meaningful."""
+        """Whether the latency may be compared: the solution passed, the verdict is no quick look, and the time is
+        meaningful."""
         known = self.is_passed and self.latency_ms is not None
         return known and not self.reported.run.quick and self.reported.measurement.meaningful
 
     @property
     def may_be_best(self) -> bool:
-        """Whether its latency may be called the best (`ReportedTrace.may_be_best`)."""
+        """Whether the latency may be called the best (`ReportedTrace.may_be_best`)."""
         return self.reported.may_be_best(self.latency_ms or 0.0)
 
     @property
     def standing(self) -> str:
-        """The standing of its measurement; empty if it is not ranked."""
+        """The standing of the latency; empty if the result is not ranked."""
         return self.reported.measurement.standing if self.is_ranked else ""
 
 
@@ -196,7 +198,8 @@ def with_sol_scores(results: Sequence[Result], rivals: Iterable[Result], author:
     """Return results with their speed-of-light scores.
 
     Args:
-        results: the results. Failures have a score if any result of the definition has a floor and a baseline.
+        results: the results. Failures get a score if any result of the same definition and hardware has a floor and a
+            baseline.
         rivals: results of the baseline author. On a workload without a rival, the reference is the baseline.
         author: the baseline author's name.
     """
@@ -224,8 +227,8 @@ def _with_sol_score(item: Result, rival_ms: float | None, author: str) -> Result
 
 
 def mean_sol_score(results: Iterable[Result], missing: float = 0.0) -> float | None:
-    """Return the mean of speed-of-light scores; None without scores. Latencies below the floor, and missing workloads,
-    count 0.
+    """Return the mean of speed-of-light scores; None without scores. Missing workloads count 0, and so do latencies
+    below the floor.
 
     Args:
         missing: sum of the weights of missing workloads.
@@ -263,7 +266,8 @@ def _is_quick(trace: AnyTrace) -> bool:
 
 
 def _may_be_alike(*traces: AnyTrace) -> bool:
-    """Return whether the fingerprints of traces name the same judged objects. A missing fingerprint counts as equal."""
+    """Return whether the fingerprints of traces name the same judged objects. A missing fingerprint equals any
+    other."""
     judged = {
         _JUDGED(read_reported(trace.evaluation).run.fingerprint) for trace in traces if trace.evaluation is not None
     }
@@ -295,7 +299,7 @@ def fastest_of(results: Iterable[Result], key: Callable[[Result], Any]) -> dict[
 
 
 def lowest_of(results: Iterable[Result]) -> Mapping[tuple[str, str, str], float]:
-    """Return definition, workload and hardware → the lowest ranked latency; see `fastest_of`."""
+    """Return (definition, workload, hardware) → the lowest latency of ranked results; see `fastest_of`."""
     ranked = fastest_of((item for item in results if item.is_ranked), _JOB)
     return {key: latency for key, (latency, _) in ranked.items()}
 

@@ -1,9 +1,9 @@
 """Scores over a whole set: the speed-up of a solution, or of an author's best solutions, over a baseline author.
 
 The speed-up on a workload is the baseline's latency over the solution's, on the same hardware. The lowest passing
-latency counts on both sides; confirmed latencies take precedence. Only workloads that the baseline passed count. Older
-traces count, too: a solution with a failed trace scores 0 until its traces are moved aside. Quick looks (`--quick`) do
-not count. Means over workloads use the workloads' weights; means over definitions use equal weights.
+latency counts on both sides; confirmed latencies take precedence. Only workloads that the baseline passed count. All
+traces count, not only the latest. A solution with a failed trace scores 0 until that trace is removed. Quick looks
+(`--quick`) do not count. Means over workloads use the workloads' weights; means over definitions use equal weights.
 `report/ranking.py` applies the same rule to the latest verdicts.
 """
 
@@ -36,24 +36,24 @@ class SpeedupMetrics:
     """Mean speed-up over the workloads of a solution. For an author: the mean, over definitions, of the best solution's
     speed-up."""
     definitions: int = 0
-    """Number of definitions that count."""
+    """Number of scored definitions."""
     workloads: int = 0
-    """Number of workloads that the solution and the baseline passed, counted for each kind of hardware."""
+    """Number of workloads that both the solution and the baseline passed, summed over the kinds of hardware."""
     success_rate: float = 0.0
     """Share of the traces that passed."""
     win_rate: float = 0.0
     """Share of the workloads on which the latency is lower than the baseline's."""
     standing: str = field(default="", compare=False)
-    """The best standing of its latencies: confirmed, not confirmed, or indicative (CPU).
+    """The best standing of the latencies: confirmed, not confirmed, or indicative (CPU).
 
     First place needs a confirmed latency if any author has one.
     """
     weighted: bool = field(default=False, compare=False)
-    """Whether workloads of different weights are in these means. The success rate has no weights."""
+    """Whether the weights of the workloads differ. The success rate ignores weights."""
 
     @property
     def confirmed(self) -> bool:
-        """Whether one of its latencies has full assurance."""
+        """Whether any latency has full assurance."""
         return self.standing == CONFIRMED
 
 
@@ -132,7 +132,7 @@ class _Score(NamedTuple):
     passed: int
     failed: int
     speedups: Weighted
-    """Speed-up on each workload that both passed, with the workload's weight."""
+    """Speed-up on each workload that solution and baseline passed, with the workload's weight."""
     standing: str
     """The best standing of its latencies."""
 
@@ -193,7 +193,7 @@ def _sum_up(best: Sequence[_Score]) -> SpeedupMetrics:
 
 
 class TraceSetSummary(dict[str, Any]):
-    """Counts of a set by key, with attributes for the most common keys, and the ranking of its authors."""
+    """Counts of a set by key, with attributes for common keys, and the ranking of the set's authors."""
 
     def __init__(self, counts: Mapping[str, Any], rank: Callable[[], Ranking]) -> None:
         super().__init__(counts)
@@ -205,7 +205,7 @@ class TraceSetSummary(dict[str, Any]):
 
     @property
     def rankings(self) -> Ranking:
-        """Authors with their scores, the highest first; also under the key "rankings".
+        """Authors with their scores, the highest first. The key "rankings" has the same value.
 
         Raises:
             ValueError: the baseline author has no solution, or several, of a definition that counts.
@@ -226,7 +226,7 @@ def summarise(
 ) -> TraceSetSummary:
     """Count the content of the set, and its latest traces by status, definition, solution, author and op type.
 
-    The counts cover the whole set. The arguments select the content of `rankings`, as in `rank_authors`.
+    The counts cover the whole set. The arguments affect only `rankings`, as in `rank_authors`.
 
     Raises:
         ValueError: the arguments request a ranking that cannot be made. The default ranking is made at its first

@@ -12,8 +12,8 @@ from __future__ import annotations
 def sol_score(kernel_ms: float, baseline_ms: float, floor_ms: float) -> float:
     """Return the score of a latency, from 0 to 1.
 
-    A latency below the floor counts as the floor. If the baseline is at the floor, the floor scores 1, and any longer
-    latency 0.
+    A latency below the floor counts as the floor. If the baseline equals the floor, the floor scores 1, and a latency
+    above the floor scores 0.
 
     Args:
         kernel_ms: the latency of the solution.

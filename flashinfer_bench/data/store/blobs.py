@@ -33,7 +33,7 @@ class BlobStore:
         self.root = Path(root)
 
     def locate(self, path: str, *, workload: str = "") -> Path:
-        """Return the file of a blob path, for opening.
+        """Return the file of a blob path.
 
         Args:
             path: the path in the workload, relative to the root.
@@ -77,7 +77,7 @@ class BlobStore:
 
 
 def is_inside(path: str) -> bool:
-    """Return whether a blob path, as text, stays under the root of its set."""
+    """Return whether a blob path, as text, stays below the root."""
     parts = PurePosixPath(path).parts
     return bool(parts) and not path.startswith("/") and ".." not in parts and "\\" not in path and "\0" not in path
 

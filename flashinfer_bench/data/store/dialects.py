@@ -44,7 +44,7 @@ from flashinfer_bench.data.workload import Weight, WorkloadCost
 
 Raw = dict[str, Any]
 Warnings = list[tuple[str, str]]
-"""Dotted path of a field, and the warning about its conversion."""
+"""Dotted path of a field, and a warning that the field was converted."""
 REFERENCE_FILE: Final = "reference.py"
 UNKNOWN_AUTHOR: Final = "unknown"
 MOST_SOURCE_BYTES: Final = 4 << 20
@@ -66,7 +66,8 @@ OTHER_LANGUAGES: Final[Mapping[str, str]] = {
 }
 """Language of another engine → its required package. If the package is missing, the solution is skipped.
 
-A solution with several languages needs the packages of all. A solution with one language that is also ours needs none.
+A solution with several languages needs the packages of all of them. A solution needs no package if its single language
+is also a language of this package.
 """
 COUNTS: Final = ("count", "calls")
 """Keys for a workload's number of calls. The number becomes the workload's weight."""
@@ -74,7 +75,7 @@ OPTIONAL_PARTS: Final[Mapping[str, tuple[TypeAdapter[Any], str]]] = {
     "cost": (TypeAdapter(WorkloadCost | None), "the cost is guessed from the definition"),
     "weight": (TypeAdapter(Weight | None), "the workload counts 1"),
 }
-"""Part of a workload → its type, and the effect if the part is invalid and therefore dropped."""
+"""Part of a workload → the part's type, and the effect of dropping an invalid part."""
 _NAMESPACE: Final = uuid.UUID("6f1a3f0e-52a5-5b0e-9a55-3a7c1f0a9d11")
 """The namespace of uuids for workloads without a uuid. Equal workloads get equal uuids."""
 
@@ -214,7 +215,7 @@ def _upgrade_spec(raw: Raw, texts: Mapping[str, str], warnings: Warnings) -> Raw
 
 
 def _find_entry(entry: str, texts: Mapping[str, str]) -> str | None:
-    """Find the file and the function of an entry point that gives only one of them, or joins them with one colon."""
+    """Complete an entry point that names only the file or only the function, or that joins both with one colon."""
     path, _, symbol = entry.rpartition(":")
     if path in texts and symbol:
         return f"{path}::{symbol}"
@@ -232,14 +233,14 @@ def _defines(path: str, text: str, function: str) -> bool:
 
 
 def _is_ours(name: str, suffix: str) -> bool:
-    """Return whether a language is ours, and the suffix of the entry point's file fits."""
+    """Return whether this package has the language, and the suffix of the entry point's file fits."""
     is_compiled = [one.record.is_compiled for one in SupportedLanguages if one.value == name]
     return is_compiled == [suffix != ".py"]
 
 
 def _choose_language(suffix: str, names: list[str]) -> SupportedLanguages | None:
-    """Return the single language for a solution that lists several. The suffix of the entry point's file decides first,
-    then the names."""
+    """Choose one language for a solution that lists several. The suffix of the entry point's file decides before the
+    listed names."""
     if suffix == ".py":
         own = [name for name in names if name not in OTHER_LANGUAGES]
         by_package = (one for one in SupportedLanguages if one.record.package and one.value in own)
@@ -317,4 +318,5 @@ UPGRADES: Final[Mapping[type[Any], Callable[[Raw, Location, Warnings], Raw]]] = 
     Solution: upgrade_solution,
     Trace: upgrade_trace,
 }
-"""Model → its upgrade, which takes one object and its location. It adds a warning for each converted field."""
+"""Model → the upgrade of an object with that model. An upgrade takes the object's location, and adds a warning for each
+converted field."""

@@ -1,8 +1,8 @@
-"""Makes a solution of a local source: a source file, a folder with or without a manifest, or a packed file.
+"""Makes a solution from a local source: a source file, a folder with or without a manifest, or a packed file.
 
 Missing information is detected: the language by file suffixes and imports, the entry function by its name, and the
-definition by parameters and names. No source is run. If a detection fails, the draft is refused, and the message names
-the flag that provides the information.
+definition by parameters and names. No source is run. A failed detection refuses the draft. The message names the flag
+that gives the information.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ SOURCE_SUFFIXES: Final = frozenset(suffix for one in SupportedLanguages for suff
 AUTHOR: Final = "me"
 """The default author of a draft."""
 DRAFT_DESCRIPTION: Final = "edited by hand; `run --solution` writes it anew"
-"""The description of a draft in a set. A draft never overwrites a solution without this description."""
+"""The description of each draft in a set. A draft overwrites only solutions with this description."""
 NAMED_FOLDERS: Final = 2
-"""The names of this many folders around a file are also searched for the definition's name."""
+"""Number of folders around a file whose names may contain the definition's name."""
 LEAST_NAME: Final = 4
-"""Definition names with fewer characters are not searched for within a file's name."""
+"""Minimum characters of a definition's name that is searched within a file's name."""
 SHOWN: Final = 8
 FUNCTION_IN_C: Final = re.compile(r"\w\s*\(([^(){};]+)\)\s*\{")
 INCLUDED: Final = re.compile(r'^[ \t]*#[ \t]*include[ \t]*[<"](\w+)/', re.MULTILINE)
-"""An include of a header in a folder."""
+"""An include of a header, with the header's folder."""
 LAST_WORD: Final = re.compile(r"(\w+)\s*(?:=[^,]*)?(?:,|$)")
 
 Signatures = set[tuple[str, ...]]
-"""The possible parameters of a draft's entry function; empty if the source does not show them."""
+"""The possible parameters of a draft's entry function; empty if the source does not show the parameters."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Draft(NamedTuple):
     found: str
     """The detected properties, as a line for people."""
     is_packed: bool
-    """Whether a manifest or a packed file has all properties."""
+    """Whether all properties come from a manifest or a packed file."""
 
 
 def is_kept_draft(solution: Solution) -> bool:
@@ -112,7 +112,7 @@ def read_draft(path: Path, definitions: Mapping[str, Definition], hints: DraftHi
 
 
 def _take_whole(solution: Solution, path: Path, definitions: Mapping[str, Definition], hints: DraftHints) -> Draft:
-    """Return a solution that has all properties."""
+    """Return the draft of a complete solution, which needs no detection."""
     used = [flag for flag in ("entry", "language") if getattr(hints, flag) is not None]
     if used:
         raise DataSetError(f"{path} sets this itself, so --{used[0]} is refused; edit it there")
@@ -194,7 +194,7 @@ def find_language(sources: Mapping[str, str]) -> SupportedLanguages | None:
         own = {path.partition("/")[0] for path in sources}
         included = {folder for text in sources.values() for folder in INCLUDED.findall(text)} - own
         by_header = [one for one in found if included.intersection(one.record.headers)]
-        return next(reversed(by_header or found), None)  # sources in CUDA and C++ together are a CUDA solution
+        return next(reversed(by_header or found), None)  # CUDA and C++ sources together are a CUDA solution
     packages = {package for path, text in sources.items() if _is_python(path) for package in _read(text).packages}
     return next((one for one in SupportedLanguages if one.record.package in packages), SupportedLanguages.PYTHON)
 
@@ -218,7 +218,7 @@ def _find_entry_file(language: SupportedLanguages, sources: Mapping[str, str]) -
     """Return the path of the file with the entry function.
 
     Raises:
-        DataSetError: several files may have the function.
+        DataSetError: no file, or more than one file, may have the function.
     """
     wanted = {*language.record.suffixes}
     if language.record.requires_cuda:
@@ -253,8 +253,8 @@ def _find_entry(path: str, source: str, symbol: str) -> tuple[str, Signatures]:
 
 
 def _list_functions(path: str, source: str) -> dict[str, Signatures]:
-    """Return the possible entry functions, with their parameters. In C++, every function gets the parameters of all
-    functions of the file."""
+    """Return the possible entry functions, with their parameters. In C++, all functions of a file share the possible
+    parameters."""
     if not _is_python(path):
         text = COMMENT.sub(" ", source)
         signatures = {tuple(LAST_WORD.findall(found)) for found in FUNCTION_IN_C.findall(text)}
@@ -276,13 +276,13 @@ def _parameters_of(signature: Signature | None) -> Signatures:
 def _find_definition(
     entry: str, signatures: Signatures, words: Sequence[str], definitions: Mapping[str, Definition]
 ) -> tuple[str, str]:
-    """Return a definition and the reason for the choice. Choose by the parameters, else by a word that contains the
-    definition's name, else the only definition.
+    """Return a definition and the reason for the choice. The choice depends on the parameters, then on a word that
+    contains the definition's name. If both fail, the only definition of the set is chosen.
 
     Args:
         entry: name of the entry function, for messages.
         signatures: parameters of the entry function.
-        words: names of the file and of the folders around it, the innermost first.
+        words: the name of the file, then the names of the folders around the file, the innermost first.
         definitions: the definitions of the set, by name.
 
     Raises:
@@ -308,7 +308,8 @@ def _find_definition(
 
 
 def _named_by(word: str, names: Iterable[str]) -> str | None:
-    """Return the longest definition name in a file's or folder's name; None if there is none, or several."""
+    """Return the longest definition name in the name of a file or folder; None without a match, or if two matches have
+    the same length."""
     plain = _plain(word)
     found = [name for name in names if _plain(name) == plain or (len(name) >= LEAST_NAME and _plain(name) in plain)]
     longest = [name for name in found if len(name) == max(map(len, found))]

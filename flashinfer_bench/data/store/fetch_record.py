@@ -1,7 +1,8 @@
 """The record of a fetched set: the repository of the hub, its commit, and the size and digest of each file there.
 
-`fetch` writes the record to `.fetched.json` in the root of the set, before it downloads. So an interrupted fetch is
-resumed, a complete fetch is checked offline, and a message about a missing blob names the command. Format 1:
+`fetch` writes the record to `.fetched.json` in the root of the set, before it downloads. The record lets `fetch` resume
+an interrupted fetch and check a complete fetch offline. Messages about missing blobs get the command from the record.
+Format 1:
 
     {"format": 1, "repository": "owner/name", "revision": "main", "commit": "40 hex digits",
      "files": {path: [bytes, digest]}, "is_updating": false}
@@ -23,7 +24,7 @@ from flashinfer_bench.data.store.jsonl import MOST_JSON_BYTES
 from flashinfer_bench.errors import DataSetError
 
 RECORD: Final = ".fetched.json"
-"""The file of a root that holds its record."""
+"""The file of a root that holds the record."""
 _REPOSITORY: Final = re.compile(rb'"repository":"([^"]+)"')
 
 
@@ -41,7 +42,7 @@ class FetchRecord(BaseModel):
     commit: str
     """The commit of the revision, 40 hexadecimal digits."""
     is_updating: bool = False
-    """Whether files of the set may still be of an earlier commit."""
+    """Whether some files of the set may still belong to an earlier commit."""
     files: dict[str, tuple[int, str]]
     """Path → size in bytes, and digest in hexadecimal: SHA-256 (64 digits), or the id of git's blob (40 digits)."""
 

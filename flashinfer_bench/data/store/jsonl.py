@@ -1,7 +1,7 @@
 """Lines of JSON on disk: reading lines with their numbers, atomic appends, and atomic writes of a file.
 
-An append takes the file's lock and writes the line in one call. If the last line has no newline, the append adds it
-first. So a truncated line stays a separate line, which readers report.
+An append takes the file's lock and writes the line in one call. If the file ends without a newline, the append writes a
+newline first. So a truncated line stays a separate line, which readers report.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from flashinfer_bench.base.files.writing import WriteRefused, check_location, op
 from flashinfer_bench.errors import DataSetError, Fault
 
 _STAGED: Final = 180
-"""Maximum characters of the target's name that its temporary file's name contains."""
+"""Maximum characters of a file's name that are part of the temporary file's name."""
 MOST_JSON_BYTES: Final = 32 << 20
 """Largest JSON file or line, in bytes."""
 MOST_LINES_BYTES: Final = 1 << 30
@@ -39,7 +39,7 @@ MOST_LINES: Final = 10_000_000
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, bytes, bool]]:
-    """Yield each line that is not blank: its number (from 1), its bytes, and whether it ends with a newline.
+    """Yield each line that is not blank: the number (from 1), the bytes, and whether the line ends with a newline.
 
     Raises:
         OSError: the file cannot be read or is not regular, or the file or a line is too large.
@@ -68,7 +68,7 @@ def append_line(path: Path, line: str, *, root: Path | None = None) -> None:
         root: folder below which no link is followed.
 
     Raises:
-        Fault: the file cannot be written; it is unchanged.
+        Fault: the file cannot be written, and is unchanged.
     """
     append_lines(path, [line], root=root)
 
@@ -95,7 +95,7 @@ def remove_lines(path: Path, is_unwanted: Callable[[bytes], bool], *, root: Path
         root: folder below which no link is followed.
 
     Raises:
-        Fault: the file cannot be read or written; it is unchanged.
+        Fault: the file cannot be read or written, and is unchanged.
     """
     with _faults(f"cannot remove lines of {path}"):
         if not (path.exists() and any(is_unwanted(line) for _, line, _ in read_lines(path))):
@@ -112,7 +112,7 @@ def remove_lines(path: Path, is_unwanted: Callable[[bytes], bool], *, root: Path
 
 @contextmanager
 def _faults(what: str) -> Iterator[None]:
-    """Turn an error of a file into a Fault with a hint."""
+    """Turn an OSError into a Fault with a hint."""
     try:
         yield
     except OSError as error:
@@ -140,15 +140,15 @@ def write_whole(path: Path, content: str | bytes, *, root: Path | None = None) -
     """Write a file atomically, so that a reader gets the old or the new content. Missing folders are made.
 
     Args:
-        path: the file. A link with this name is never followed: it is replaced, or refused if a root is given.
+        path: the file. A link with this name is never followed. It is replaced without a root, and refused with a root.
         root: folder below which no link is followed.
 
     Raises:
-        OSError: the file cannot be written; it is unchanged.
+        OSError: the file cannot be written, and is unchanged.
     """
     staging = f".{path.name[:_STAGED]}.{os.getpid()}.{get_ident()}.tmp"
     with open_folder(path.parent, root) as folder:
-        folder.find(path.name)  # refuses to replace a link
+        folder.find(path.name)  # raises for a link
         try:
             with os.fdopen(folder.open_new(staging), "wb") as handle:
                 handle.write(content.encode() if isinstance(content, str) else content)

@@ -1,4 +1,4 @@
-r"""The layout of a set: from an object to its path under the root, and from a path to the names in it.
+r"""The layout of a set: converts an object to a path below the root, and a path to the names of objects.
 
     definitions/<op_type>/<definition>.json
     solutions/<author>/<op_type>/<definition>/<solution>.json
@@ -6,7 +6,7 @@ r"""The layout of a set: from an object to its path under the root, and from a p
     traces/<author>/<op_type>/<definition>.jsonl
     blob/workloads/<op_type>/<definition>/<definition>_<uuid>.safetensors
 
-A name is never used as a path directly. `path_part` keeps plain names and converts any other name to `<plain
+A name is never used as a path directly. `path_part` keeps plain names, and converts names that are not plain to `<plain
 letters>~<digest>`. A plain name has no `~`, so two names never share a path.
 """
 
@@ -37,17 +37,18 @@ FOLDERS: Final = frozenset({DEFINITIONS, SOLUTIONS, WORKLOADS, TRACES, BLOB})
 """The folders of a root."""
 
 MAX_PART: Final = 200
-"""Longest plain name, in characters. It leaves room for a suffix, since file systems allow 255 bytes."""
+"""Longest plain name, in characters. File systems allow 255 bytes, which leaves room for a suffix."""
 _PLAIN: Final = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9 _.+=@,()-]*[A-Za-z0-9_+=@)-])?")
 _NOT_PLAIN: Final = re.compile(r"[^A-Za-z0-9_-]+")
 _KEPT: Final = 60
 """Number of characters kept of a name that is not plain, so that people recognise the name."""
 _DIGEST: Final = 32
-"""Hexadecimal digits of the digest in a name that is not plain. They keep the names distinct."""
+"""Hexadecimal digits of the digest in a name that is not plain. The digest keeps names distinct."""
 
 
 def path_part(name: str) -> str:
-    """Convert a name to one file or folder name: a plain name itself, else its plain letters and a digest."""
+    """Convert a name to one file or folder name. A plain name stays the same. The result for other names is the plain
+    letters and a digest."""
     if len(name) <= MAX_PART and _PLAIN.fullmatch(name):
         return name
     digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:_DIGEST]
@@ -85,7 +86,7 @@ def blob_path(root: Path, *, op_type: str, definition: str, uuid: str) -> Path:
 
 
 def find_files(folder: Path, suffixes: tuple[str, ...], on_skip: Tell) -> Iterator[Path]:
-    """Yield the files with one of the suffixes below a folder, in a fixed order. Hidden files are skipped.
+    """Yield the files below a folder that have one of the suffixes, in a fixed order. Hidden files are skipped.
 
     Args:
         folder: the folder, which may be missing.
@@ -101,7 +102,8 @@ def find_files(folder: Path, suffixes: tuple[str, ...], on_skip: Tell) -> Iterat
 
 
 def check_location(file: Path, folder: Path, expected: tuple[str, ...]) -> str | None:
-    """Compare a path with the names inside its file, from the file name upward; return the first difference, or None.
+    """Compare the path of a file with the names inside the file, from the file's name upward. Return the first
+    difference, or None.
 
     Args:
         folder: the folder of the layout that contains the file.
@@ -116,11 +118,11 @@ def check_location(file: Path, folder: Path, expected: tuple[str, ...]) -> str |
 
 
 def find_set_around(path: Path, known: Iterable[Path] = ()) -> tuple[Path, Path | None]:
-    """Return the absolute form of a path, without `..`, and the outermost trace set around the path, if any.
+    """Return the absolute form of a path, without `..`, and the outermost trace set around the path, or None.
 
     Args:
         path: the path, which may be missing.
-        known: folders of sets. A folder is also a set if it has `definitions/`, or two of a set's other folders.
+        known: folders of sets. Any other folder is a set if it has `definitions/`, or two more of `FOLDERS`.
     """
     parts = path.absolute().parts
     last = max((index for index, part in enumerate(parts) if part == ".."), default=-1) + 1
@@ -141,7 +143,8 @@ def _is_set(folder: Path) -> bool:
 
 
 def own_folders(root: Path) -> Iterator[Path]:
-    """Yield the real folders that may contain a root's files: the root, and for a Hugging Face snapshot its blobs."""
+    """Yield the real folders that may contain a root's files: the root, and the blobs folder of a Hugging Face
+    snapshot."""
     real = root.resolve()
     yield real
     for parent in (real, *real.parents):
@@ -150,13 +153,13 @@ def own_folders(root: Path) -> Iterator[Path]:
 
 
 def find_foreign_folders(files: Iterable[Path], roots: Iterable[Path]) -> set[Path]:
-    """Return the folder of each file that is outside the layout's folders."""
+    """Return the folders of the files that are outside the layout's folders."""
     ours = [root / name for root in roots for name in FOLDERS]
     return {file.parent for file in files if not any(file.is_relative_to(folder) for folder in ours)}
 
 
 def is_of_author(file: Path, folder: Path, *, author: str, name: str) -> bool:
-    """Return whether a file has the name of its solution, and is in the folder of the solution's author.
+    """Return whether a file is named after its solution, and is in the folder of the solution's author.
 
     Args:
         folder: the folder of all solutions.

@@ -99,13 +99,13 @@ def _list_sources(folder: Path, problems: list[str]) -> list[str]:
 
 
 def _sort_sources(paths: Iterable[str]) -> list[str]:
-    """Return the default sources of a folder: all files that are not hidden, sorted by name."""
+    """Return the default sources of a folder: all visible files, sorted by name."""
     others = (path for path in paths if path not in MANIFEST_NAMES)
     return sorted(path for path in others if not any(map(is_passed_over, PurePosixPath(path).parts)))
 
 
 def is_passed_over(name: str) -> bool:
-    """Return whether a file or folder of this name is excluded from the sources."""
+    """Return whether the sources exclude files and folders with this name."""
     return name.startswith(".") or name == "__pycache__"
 
 
@@ -120,7 +120,7 @@ def split_solution(solution: Solution) -> tuple[dict[str, Any], dict[str, str]]:
     plain = solution.to_dict()
     spec, sources = plain.pop("spec"), plain.pop("sources")
     is_flat = spec.keys() <= set(SPEC_KEYS) and plain.keys().isdisjoint(SPEC_KEYS)
-    plain |= spec if is_flat else {"spec": spec}  # an unknown key may have the name of a spec key
+    plain |= spec if is_flat else {"spec": spec}  # a nested spec avoids a clash with unknown keys
     texts = {source["path"]: source.pop("content") for source in sources}
     listed = [source["path"] if len(source) == 1 else source for source in sources]
     if listed != _sort_sources(texts):

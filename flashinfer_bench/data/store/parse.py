@@ -27,14 +27,14 @@ from flashinfer_bench.data.trace import Trace
 Model = TypeVar("Model", bound=DataModel)
 Item = TypeVar("Item")
 MOST_WRONG: Final = 1000
-"""Largest number of reported issues of a file. After this number of wrong objects, the rest of the file is skipped."""
+"""Largest number of reported issues of a file. Parsing of the file stops after this number of wrong objects."""
 _SHOWN: Final = 80
 """Characters of a wrong value in a message."""
 
 
 def bounded(objects: Iterable[Item | None], file: Path, issues: list[LoadIssue]) -> Iterator[Item]:
-    """Yield the valid objects of a file; None stands for a wrong object. After `MOST_WRONG` wrong objects, stop. Limit
-    the issues of the file to the same number."""
+    """Yield the valid objects of a file, and skip wrong objects, which are None. Stop after `MOST_WRONG` wrong objects.
+    Limit the file's issues to `MOST_WRONG`."""
     start, wrong = len(issues), 0
     for one in objects:
         del issues[start + MOST_WRONG :]
@@ -75,7 +75,7 @@ def parse_line(model: type[Model], line: bytes, location: Location, issues: list
     try:
         raw = from_json(line)
     except ValueError as error:
-        reason = str(error).replace(" at line 1 column ", " at column ")  # the location has the line of the file
+        reason = str(error).replace(" at line 1 column ", " at column ")  # `location` has the line
         issues.append(location.issue("error", f"not JSON: {reason}"))
         return None
     return parse_raw(model, raw, location, issues)
@@ -102,8 +102,8 @@ def parse_raw(model: type[Model], raw: object, location: Location, issues: list[
 
 
 def _unknown_keys(built: DataModel) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Yield warnings of keys without effect: one for each misspelt key, and one for all other keys. A recorded verdict
-    gets no warning of other keys."""
+    """Yield warnings about keys without effect: one for each misspelt key, and one for all unknown keys together. A
+    recorded verdict gets warnings only about misspelt keys."""
     is_record = isinstance(built, Trace) and not built.is_workload_trace()
     ignored = set()
     for steps, owner in islice(built.unknown_keys(), MOST_WRONG):
@@ -119,12 +119,13 @@ def _unknown_keys(built: DataModel) -> Iterator[tuple[tuple[str, ...], str]]:
 def _faults_in(
     error: ValidationError, raw: dict[str, Any], warnings: Mapping[str, str]
 ) -> Iterable[tuple[tuple[str, ...], str]]:
-    """Return one reason for each invalid field. A warning about a missing field explains why it is missing."""
+    """Return one reason for each invalid field. The reason for a missing field includes the warning about that
+    field."""
     found: dict[tuple[str, ...], str] = {}
     for detail in error.errors(include_url=False)[:MOST_WRONG]:
         steps, owner = list[str](), dict[Any, Any]()
         current: Any = raw
-        for depth, step in enumerate(detail["loc"], 1):  # `loc` also names members of unions
+        for depth, step in enumerate(detail["loc"], 1):  # `loc` also has names of union members
             if isinstance(current, dict) and (step in current or depth == len(detail["loc"])):
                 owner, current = current, current.get(step)
             elif isinstance(current, list) and isinstance(step, int) and step < len(current):

@@ -1,11 +1,11 @@
 """Reads a whole set: walks the four folders, keeps valid objects, and gathers an issue for each problem.
 
 The fields inside the files are authoritative; the folders are only compared with them. An object of an unknown
-definition is kept with a warning, since another given set may have the definition.
+definition is kept with a warning, since the command may merge a set that has the definition.
 
-If several files contain the same name, only the file whose path matches its content counts, such as a solution in its
-author's folder. So an author cannot replace another author's solution. If no path matches, or several match, all these
-files are skipped.
+If several files contain the same name, only the file with a path that matches the content counts, such as a solution in
+the author's folder. So an author cannot replace the solution of another author. If no path matches, or several match,
+all files with the name are skipped.
 
 A root without `definitions/` may have files in a foreign layout, which are read in addition to the other folders:
 
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 Named = TypeVar("Named", Definition, Solution)
 FIELD_STEPS: Final = 2
-"""Fields with this many equal leading steps are of one kind: `workload.inputs.x` and `workload.inputs.y`."""
+"""Leading steps that decide the kind of a field: `workload.inputs.x` and `workload.inputs.y` are of one kind."""
 DEFINITION_FILE: Final = "definition.json"
 WORKLOAD_FILES: Final = ("workload.jsonl", "workloads.jsonl", "workload.json", "workloads.json")
 DEEPEST: Final = 4
@@ -121,7 +121,7 @@ class _Reader:
         self.foreign = find_foreign(self.root)
         self.foreign_files = {location.file for locations in self.foreign.values() for location in locations}
         self.broken: frozenset[str] = frozenset()
-        """Definitions with unusable files. Objects that need such a definition get no further issue."""
+        """Definitions with unusable files. Objects that need a broken definition get no issue of their own."""
         self.authors: dict[str, str] = {}
         self.meant = cache(lambda name: did_you_mean(name, trace_set.definitions))
 
@@ -170,10 +170,10 @@ class _Reader:
             self.issues.append(LoadIssue("warning", file, None, None, reason, is_about_location=True))
 
     def settle(self, read: Iterable[tuple[Named, Location, bool]]) -> Iterator[tuple[Named, Location]]:
-        """Yield the objects that count, and add an issue for each other object.
+        """Yield one object for each name. Add an issue for each skipped object.
 
         Args:
-            read: each object with its location, and whether its path matches its content.
+            read: each object with its location, and whether the location matches the object's names.
         """
         groups: dict[str, list[tuple[Named, Location, bool]]] = {}
         for one in read:
@@ -228,7 +228,7 @@ class _Reader:
                 self.compare_location(location.file, SOLUTIONS, *names)
 
     def read_workloads(self) -> None:
-        """Read the workloads. Each is checked against its definition and the earlier workloads."""
+        """Read the workloads. Each workload is checked against its definition, and against the uuids before it."""
         seen = dict[tuple[str, str], tuple[Workload, Path]]()
         for file in self.locations(WORKLOADS, ".jsonl", ".json"):
             for line, location in self.read_lines(file, WORKLOADS):
@@ -269,7 +269,7 @@ class _Reader:
         self.found.traces = {name: TraceList(traces) for name, traces in kept.items()}
 
     def read_lines(self, file: Location, folder: str) -> Iterator[tuple[AnyTrace, Location]]:
-        """Yield the traces of a file. Check each definition only once, even if several lines name it."""
+        """Yield the traces of a file. Check the definition of several lines only once."""
         start, first, count = len(self.issues), dict[str, tuple[Location, str]](), Counter[str]()
         found: Iterator[tuple[AnyTrace, Location]] = parse_objects(Trace, file, self.issues)
         if file.file.suffix == ".jsonl":
@@ -290,7 +290,7 @@ class _Reader:
                 self.compare_location(file.file, folder, name, definition.op_type, *author)
 
     def parse_lines(self, file: Location, keeps_lines: bool) -> Iterator[tuple[AnyTrace, Location] | None]:
-        """Yield each line of a file with its location; None for an invalid line. Kept lines stay text."""
+        """Yield each line of a file with its location; None for an invalid line. Lines stay text if `keeps_lines`."""
         issues = self.issues
         try:
             for number, line, is_ended in read_lines(file.file):
@@ -305,14 +305,15 @@ class _Reader:
             issues.append(file.issue("error", f"cannot be read: {error.strerror}"))
 
     def warn_of_missing(self, location: Location, name: str, what: str) -> None:
-        """Warn that a definition is missing, unless its own file is invalid."""
+        """Warn that a definition is missing. Definitions with an invalid file get no second message."""
         if name not in self.broken:
             issue = location.issue("warning", f"{what}: definition {name!r} is not there{self.meant(name)}")
             self.issues.append(replace(issue, field="definition", missing_definition=name))
 
 
 def _join(issues: list[LoadIssue]) -> list[LoadIssue]:
-    """Join issues of a file's lines with the same reason and kind of field. The first location is kept."""
+    """Join issues about the lines of a file that have the same reason and kind of field. A joined issue has the first
+    location."""
     groups: dict[object, list[LoadIssue]] = {}
     for issue in issues:
         kind = (issue.field or "").split(".")[:FIELD_STEPS]

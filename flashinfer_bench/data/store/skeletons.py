@@ -1,4 +1,4 @@
-"""Templates for a start: a working solution in each language, and a definition with two workloads."""
+"""Templates for new files: a working solution in each language, and a definition with two workloads."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SUFFIXES: Final = {
     SupportedLanguages.CUTEDSL: ".py",
     SupportedLanguages.CUTILE: ".py",
 }
-"""Language → the file suffix of its skeleton. Other languages have no skeleton."""
+"""Language → the file suffix of the language's skeleton. Languages outside this table have no skeleton."""
 SKELETON_ROWS: Final = (16, 512)
 """The sizes of the workloads of a new definition."""
 
@@ -200,7 +200,8 @@ DEFINITION: Final = """\
 
 
 def make_solution_text(definition: Definition, language: SupportedLanguages) -> str:
-    """Return the text of a file with a solution of a definition. The Python version is the reference, and passes."""
+    """Return the text of a file with a solution of a definition. In Python, the solution is the reference, which
+    passes."""
     comment = "#" if SUFFIXES[language] == ".py" else "//"
     text = "".join(f"{comment} {line}".rstrip() + "\n" for line in _describe(definition))
     if language is SupportedLanguages.PYTHON:
@@ -246,7 +247,7 @@ def _describe(definition: Definition) -> Iterator[str]:
 
 
 def make_reference_text(definition: Definition) -> str:
-    """Return the reference as a solution. It is called with the inputs in their order."""
+    """Return the reference as a solution. The solution takes the inputs in the definition's order."""
     text, call = definition.reference.rstrip("\n") + "\n", definition.reference_call
     if call == (tuple(definition.inputs), ()):
         return text

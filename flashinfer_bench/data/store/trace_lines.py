@@ -1,4 +1,4 @@
-"""Recorded traces as lines. Plans and reports read a few fields; a model is made on demand.
+"""Recorded traces as lines. Plans and reports need only a few fields. Models are made on demand.
 
 A set may have 100,000 traces of 3 kB, whose models would take gigabytes and many seconds. `read_trace_line` stores a
 valid line as a `TraceLine`: its text, and the fields for plans and reports. `to_trace` makes the model. `TraceList` is
@@ -6,9 +6,9 @@ the public list: it stores lines and returns traces.
 
 `extra` stays text; `measurement.read_extra` reads the fields of a record from it.
 
-`read_trace_line` returns None for a line that the models would refuse or warn of; `parse_line` parses such a line.
-msgspec is as strict as the models, except for invalid UTF-8, integers that Python refuses, and deep nesting. A line
-that may have one of these three faults is also parsed by the models' parser.
+`read_trace_line` returns None for a line that the models refuse or accept with a warning. `parse_line` parses this
+line. msgspec is as strict as the models, except for invalid UTF-8, integers that Python refuses, and deep nesting. The
+models' parser also parses lines that may have one of these three faults.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from flashinfer_bench.data.workload import Workload
 DEEPEST: Final = 200
 """Deepest nesting of JSON that pydantic allows."""
 PLAIN_BYTES: Final = 4000
-"""Maximum bytes of a line that is parsed once. Longer lines are parsed twice, since Python refuses integers of more
-than 4,300 digits."""
+"""Maximum bytes of a line that is parsed once. A longer line is parsed twice, since it may have an integer with more
+digits than Python accepts (4,300)."""
 SHARED: Final = 1 << 16
 """Number of cached workloads and environments, which lines share."""
 
@@ -45,7 +45,7 @@ NotNegative = Annotated[float, msgspec.Meta(ge=0)]
 if TYPE_CHECKING:
     _Shared = Environment
 else:
-    _Shared = msgspec.Raw  # text, until `read_trace_line` puts the model in its place
+    _Shared = msgspec.Raw  # text, which `read_trace_line` replaces by the model
 
 
 class _AnyTable(msgspec.Struct, gc=False):
@@ -87,7 +87,7 @@ class EvaluationLine(msgspec.Struct, forbid_unknown_fields=True, gc=False):
 
 
 class TraceLine(msgspec.Struct, gc=False, eq=False):
-    """A trace with an evaluation, stored as the line of a file. It has the fields of a `Trace`."""
+    """A trace with an evaluation, stored as the line of a file. The fields are those of a `Trace`."""
 
     definition: str
     solution: str
@@ -153,7 +153,7 @@ def to_trace(kept: AnyTrace) -> Trace:
 
 def read_trace_line(text: bytes) -> TraceLine | None:
     """Return a line that the models accept without a warning; None for any other line."""
-    openers = len(text) - len(text.replace(b"[", b"").replace(b"{", b""))  # `bytes.count` takes four times as long
+    openers = len(text) - len(text.replace(b"[", b"").replace(b"{", b""))  # four times faster than `count`
     is_plain = len(text) <= PLAIN_BYTES and text.isascii() and openers < DEEPEST
     try:
         if not is_plain:
@@ -183,12 +183,12 @@ class _TraceText(msgspec.Struct, forbid_unknown_fields=True, gc=False):
 
 _LINE: Final = msgspec.json.Decoder(_TraceText)
 _ANY_TABLE: Final = SchemaValidator(core_schema.typed_dict_schema({}, extra_behavior="ignore"))
-"""Parses JSON as the models do, for its errors only."""
+"""Parses JSON like the models, only to find errors."""
 
 
 @lru_cache(SHARED)
 def _read_shared(model: type[DataModel], text: bytes) -> DataModel:
-    """Parse a part that several lines may share; raise ValueError if it would get a warning."""
+    """Parse a part that several lines may share; raise ValueError if a key is unknown."""
     found = model.model_validate_json(text)
     if any(found.unknown_keys()):
         raise ValueError("it has keys that may be misspelt")

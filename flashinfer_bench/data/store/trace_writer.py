@@ -10,7 +10,7 @@ from flashinfer_bench.data.trace import Trace
 
 
 class TraceWriter:
-    """Appends traces under one root. It follows no link below the root, since the set may be untrusted."""
+    """Appends traces under one root. The writer follows no link below the root, since the set may be untrusted."""
 
     def __init__(self, root: Path | str) -> None:
         self.root = Path(root)
@@ -24,14 +24,14 @@ class TraceWriter:
             op_type: the definition's op type.
 
         Raises:
-            Fault: the file cannot be written; its content is unchanged.
+            Fault: the file cannot be written, and is unchanged.
         """
         path = traces_path(self.root, author=author, op_type=op_type, definition=trace.definition)
         append_line(path, trace.to_json(), root=self.root)
         return path
 
     def check(self, *, author: str, op_type: str, definition: str) -> None:
-        """Refuse a set if a trace cannot be written. This writes no file.
+        """Refuse a set if a trace cannot be written. The check writes no file.
 
         Raises:
             DataSetError: the path contains a link, or the file or its folder cannot be written.

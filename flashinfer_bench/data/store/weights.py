@@ -4,8 +4,8 @@
       batch_size=7: 3.0
       5d3a9f1c: 0.5
 
-A key is a uuid, the beginning of a uuid, or sizes. If several keys name a workload, the last counts. The file overrides
-the weights in the lines of workloads. A file with an error has no effect.
+A key is a uuid, the beginning of a uuid, or sizes. If several keys name a workload, the last key counts. The file
+overrides the weights in the lines of workloads. A file with an error has no effect.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from flashinfer_bench.data.yaml_text import MOST_YAML_BYTES, parse_yaml
 from flashinfer_bench.errors import ConfigError
 
 DEPTH_LIMIT: Final = 5
-"""Depth to which lines of keys are recorded. No setting lies deeper."""
+"""Deepest level of keys whose lines are recorded. No setting lies deeper."""
 
 
 @dataclass(frozen=True)
@@ -30,8 +30,7 @@ def read_yaml_file(path: Path) -> YamlFile:
     """Read a YAML file that holds a mapping.
 
     Raises:
-        ConfigError: the file is missing, is no YAML or no mapping, or has a key twice. The message names the line, if
-            it is known.
+        ConfigError: the file is missing, is no YAML or no mapping, or has a key twice. The message names a known line.
     """
     try:
         root, values = parse_yaml(read_whole(path, MOST_YAML_BYTES).decode("utf-8"))

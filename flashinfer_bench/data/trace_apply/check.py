@@ -4,7 +4,7 @@
     response: {"flashinfer": its version, "problems": [lines], "files": their number}
 
 The process imports FlashInfer as a served model does: with FLASHINFER_TRACE_APPLY and FLASHINFER_TRACE_APPLY_PATH. Then
-it enables each file alone, and asks whether Trace Apply replaces an API for it.
+the process enables each file alone, and asks whether Trace Apply replaces an API by the file's solution.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LIBRARY: Final = "flashinfer"
 SWITCH: Final = "FLASHINFER_TRACE_APPLY"
 FOLDER: Final = "FLASHINFER_TRACE_APPLY_PATH"
 LIMIT_S: Final = 300.0
-"""Seconds for the import of FlashInfer, which may compile."""
+"""Seconds for the process. The import of FlashInfer may compile."""
 
 
 def find_reader() -> None:
@@ -34,10 +34,10 @@ def find_reader() -> None:
 
 
 def check_folder(folder: Path) -> dict[str, Any]:
-    """Return what FlashInfer's reader says about an exported folder.
+    """Return the response of FlashInfer's reader to an exported folder.
 
     Raises:
-        Fault: its process ended without a response.
+        Fault: the reader's process ended without a response.
     """
     environment = {**os.environ, SWITCH: "1", FOLDER: str(folder.absolute())}
     try:

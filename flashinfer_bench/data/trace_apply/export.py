@@ -1,9 +1,10 @@
 """Writes the folder that FlashInfer's Trace Apply reads. Each file `solutions/<name>.json` has the solution for one of
 FlashInfer's names.
 
-A chosen solution has passed all workloads of its definition on one kind of hardware. A solution with verdicts on an
-older version of itself is not chosen. Confirmed solutions come first, then the highest mean speed-up. If the best
-solution calls FlashInfer itself, FlashInfer's kernel is the best, and nothing is written for the definition.
+A chosen solution has passed all workloads of its definition on one kind of hardware. A solution is not chosen if any
+verdict is about an earlier version of it. Confirmed solutions precede unconfirmed solutions. A higher mean speed-up
+decides next. If the best solution calls FlashInfer, nothing is written for the definition, because FlashInfer's kernel
+is the best.
 """
 
 from __future__ import annotations
@@ -45,13 +46,13 @@ class AppliedSolution:
     form: str
     """"unchanged" or "wrapped"."""
     confirmed: bool
-    """Whether one of its times has full assurance."""
+    """Whether any time of the solution has full assurance."""
     speedup: float | None
-    """Geometric mean of its speed-ups over the reference."""
+    """Geometric mean of the solution's speed-ups over the reference."""
     limits: tuple[str, ...]
-    """What FlashInfer does not pass or compare."""
+    """Properties of a call that FlashInfer does not pass or compare."""
     file: str
-    """Its path in the folder."""
+    """Path in the written folder."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ class Skipped:
 
     definition: str
     solution: str | None
-    """None: the reason is about all solutions of the definition."""
+    """The skipped solution; None for all solutions of the definition."""
     reason: str
 
 
@@ -75,7 +76,8 @@ class ExportedFolder:
 
 
 class Candidate(NamedTuple):
-    """A solution that passed on one kind of hardware. Candidates compare as tuples: the largest is the best."""
+    """A solution that passed on one kind of hardware. Candidates compare as tuples; the largest candidate is the
+    best."""
 
     confirmed: bool
     speedup: float
@@ -96,18 +98,20 @@ def export_apply(
 ) -> ExportedFolder:
     """Write the folder for FLASHINFER_TRACE_APPLY_PATH: the best confirmed solution of each definition.
 
-    Without a solution to write, no folder is made.
+    No folder is made if no solution qualifies.
 
     Args:
         directory: a new or empty folder.
         definitions: names of the definitions; None for all.
         solutions: names of the solutions to choose from; None for all.
-        hardware: the device, or a part of its name, such as "H200". It may be empty if all verdicts are from one kind.
+        hardware: the device, or a part of its name, such as "H200". It may be empty if all verdicts are from one kind
+            of hardware.
         unconfirmed: also take solutions without a confirmed time, such as quick looks and CPU times, and solutions
             that were not judged on all workloads.
 
     Raises:
-        DataSetError: a name is unknown, the hardware is ambiguous, no verdict on it counts, or the folder is not empty.
+        DataSetError: a name is unknown, the hardware is ambiguous or has no qualified solution, or the folder is not
+            empty.
         Fault: the folder cannot be written.
     """
     known = {one.name: one for one in trace_set.all_solutions()}
@@ -169,7 +173,8 @@ def _adapt_best(
     known: Mapping[str, Solution],
     skipped: list[Skipped],
 ) -> Iterator[tuple[AppliedSolution, str]]:
-    """Yield the best solution that Trace Apply can use, with its text. `skipped` gets why better ones were not used."""
+    """Yield the best solution that Trace Apply can use, with the text of its file. Add better solutions to `skipped`,
+    with the reasons."""
     try:
         family = translate(definition)
     except ValueError as error:

@@ -1,9 +1,9 @@
 """The translations to FlashInfer's Trace Apply, one row for each family of definitions. The first row that matches
 counts.
 
-FlashInfer makes a name of each call, from a prefix and the sizes of the const axes. Only this name finds a solution.
-FlashInfer passes only the inputs of its own template. So a row has the required interface of the definition, the source
-that translates the call, and the inputs that FlashInfer does not pass.
+FlashInfer derives a name from each call: a prefix and the sizes of the const axes. Solutions are found only by this
+name. FlashInfer passes only the inputs of its own template. So a row has the required interface of a definition, the
+source that translates the call, and the inputs that FlashInfer omits.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ class Family:
     """How definitions of one form are written for Trace Apply."""
 
     pattern: str
-    """Regular expression of the definition's whole name. Its groups are sizes."""
+    """Regular expression for a definition's whole name. The groups are sizes."""
     name: str = ""
     """FlashInfer's name, with the groups of the pattern."""
     interface: str = ""
-    """Inputs and outputs as "name dtype[axes]". An axis is a group of the pattern or a size; `*` is any word,
-    and `dtype` the dtype of the first input."""
+    """Inputs and outputs as "name dtype[axes]". An axis is a group of the pattern, or a size. `*` matches any word.
+    `dtype` means the dtype of the first input."""
     wrapper: str = ""
-    """The source of `run`, which FlashInfer calls. Empty: FlashInfer passes the definition's own inputs."""
+    """The source of `run`, which FlashInfer calls. Empty if FlashInfer passes the definition's inputs directly."""
     writes_alike: bool = False
     """Whether the output has the shape and dtype of an input, so that FlashInfer can allocate it."""
     limits: tuple[str, ...] = ()
-    """What FlashInfer does not pass or compare, for people."""
+    """Properties of a call that FlashInfer does not pass or compare, described for people."""
     refusal: str = ""
     """Why a definition of this form is never written."""
     sizes: Mapping[str, str] = field(default_factory=dict)
-    """Group of the pattern → its size in a definition's name."""
+    """Group of the pattern → the size in a definition's name."""
 
 
 _NO_DTYPE: Final = "FlashInfer compares neither dtypes nor strides: calls should have those of the definition"
@@ -160,31 +160,30 @@ FAMILIES: Final = (
         refusal="the layout of the scales is not passed, and calls without scales have the same name",
     ),
 )
-"""The rows of the bundled and the published definitions."""
+"""Rows for the bundled and the published definitions."""
 DUMP_TAG: Final = "fi_api:"
-"""The start of a tag with the API of a dumped definition."""
+"""Prefix of the tag that names the API of a dumped definition."""
 UNREACHED: Final = re.compile(
     r"flashinfer\.(gdn_decode|comm|concat_ops|attention\.prims_ts|cute_dsl\.attention\.wrappers)\b"
 )
-"""APIs that FlashInfer imports after it reads the environment."""
+"""APIs that FlashInfer imports too late: Trace Apply has read the environment by then."""
 NEVER_MADE: Final = re.compile(
     r"(moe_fp[48]_block_scale|trtllm_batch_decode_(block_sparse|mla_ragged|mla_sparse)|mm_bf16_fp4_cute_dsl"
     r"|sm90_mixed_gemm_humming_weight_preprocess_logical|attention_ts|prims_ts)(_.*)?"
 )
-"""Names that occur in dumps, but never for a call. Trace Apply names a call by the first template of its API."""
+"""Names that occur in dumps, but that no call gets. Trace Apply names calls by the first template of an API."""
 WRITTEN_IN_PLACE: Final = re.compile(
     r"(gemma_fused_add_rmsnorm|(llama31_)?rope(_pos_ids|_cos_sin_cache)?_inplace|concat_mla_k|fused_topk_deepseek"
     r"|append_paged|xqa(_mla)?_h|nvfp4_kv_dequantize|merge_state_in_place|tinygemm|mm_M1_16)_?.*"
 )
-"""Names of APIs that write into their arguments. Trace Apply does not replace such an API, or loses one of its
-results."""
+"""Names of APIs that write into their arguments. Trace Apply cannot replace these APIs, or loses a result."""
 
 
 def translate(definition: Definition) -> Family:
     """Return the family of a definition, with FlashInfer's name and the sizes.
 
     Raises:
-        ValueError: FlashInfer has no call that means the same; the text is the reason.
+        ValueError: no call of FlashInfer has the definition's meaning; the text is the reason.
     """
     for family in FAMILIES:
         if found := re.fullmatch(family.pattern, definition.name):
@@ -198,7 +197,7 @@ def translate(definition: Definition) -> Family:
 
 
 def _translate_dump(definition: Definition) -> Family:
-    """Return the family of a definition that FlashInfer dumped: its name and inputs are FlashInfer's."""
+    """Return the family of a definition that FlashInfer dumped. The definition has FlashInfer's name and inputs."""
     api = next((tag.removeprefix(DUMP_TAG) for tag in definition.tags if tag.startswith(DUMP_TAG)), "")
     for is_wrong, reason in (
         (not api, "FlashInfer has no call of this form: neither its name nor a tag fi_api: is known"),

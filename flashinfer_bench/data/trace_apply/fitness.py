@@ -1,4 +1,4 @@
-"""Decides how a solution is written for Trace Apply: as it is, with a wrapper, or not at all. No source is run.
+"""Decides how a solution is written for Trace Apply: unchanged, with a wrapper, or not at all. No source is run.
 
 Trace Apply imports one Python file, or compiles C++ with fixed flags and libraries. A solution that calls the replaced
 API would call itself without end. One unreadable file turns Trace Apply off.
@@ -29,15 +29,16 @@ RETURNS_DICT: Final = re.compile(r"\breturn\s*(?:\{|dict\()")
 
 
 class CallsLibrary(ValueError):
-    """The solution calls FlashInfer, so it would call itself."""
+    """The solution calls FlashInfer, and would call itself without end."""
 
 
 def adapt(solution: Solution, definition: Definition, family: Family) -> Solution:
-    """Return a solution as Trace Apply takes it: under FlashInfer's name, with a wrapper if its call differs.
+    """Return a solution for Trace Apply: with FlashInfer's name for the definition, and with a wrapper if the calls
+    differ.
 
     Raises:
         CallsLibrary: the solution calls FlashInfer.
-        ValueError: Trace Apply cannot load the solution or cannot call it rightly; the text is the reason.
+        ValueError: Trace Apply cannot load or correctly call the solution; the text is the reason.
     """
     _refuse(solution)
     spec, sources = solution.spec, solution.sources
@@ -58,7 +59,7 @@ def adapt(solution: Solution, definition: Definition, family: Family) -> Solutio
 
 
 def _refuse(solution: Solution) -> None:
-    """Raise ValueError if Trace Apply cannot import or call a solution in any language."""
+    """Raise ValueError if Trace Apply cannot import or call a solution, whatever its language."""
     python = {source.path: source.content for source in solution.sources if source.path.endswith(".py")}
     siblings = {PurePosixPath(path).with_suffix("").parts[0] for path in python}
     for path, text in python.items():
@@ -104,7 +105,7 @@ def _find_style(solution: Solution, definition: Definition) -> bool:
 
 
 def _takes_the_names(solution: Solution, definition: Definition, family: Family, *, writes: bool) -> bool:
-    """Return whether FlashInfer can call the entry function without a wrapper: by the names of its inputs."""
+    """Return whether FlashInfer can call the entry function without a wrapper, with the inputs as keywords."""
     text = solution.get_entry_source().content
     signature = read_module(text).signatures.get(solution.get_entry_symbol())
     if family.wrapper or signature is None or (not family.writes_alike if writes else RETURNS_DICT.search(text)):

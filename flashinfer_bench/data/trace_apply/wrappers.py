@@ -1,7 +1,8 @@
 """The sources that translate FlashInfer's call to the call of a solution. No source is run here.
 
-A wrapper is a file beside the solution's own. It imports the solution by path, since Trace Apply loads one file and
-puts no folder on the import path. A wrapper returns its results, and Trace Apply copies them into the caller's buffers.
+A wrapper is an additional file of a solution. The wrapper imports the solution by path, since Trace Apply loads one
+file and does not extend the import path. A wrapper returns its results, and Trace Apply copies them into the caller's
+buffers.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ PAGED: Final = ATTENTION.replace(
         raise ValueError("$definition takes contiguous caches")
     scale =""",
 )
-"""Refuses strided caches, which are too large to copy in each call."""
+"""Refuses strided caches. Copying a cache in each call would take too long."""
 ROPE: Final = """
 
 def run(positions, query, key, head_size, cos_sin_cache, is_neox=True):
@@ -114,12 +115,12 @@ def write_wrapper(
     """Return the source of a wrapper.
 
     Args:
-        template: the source of `run`; empty if FlashInfer passes the definition's own inputs.
-        sizes: group of the definition's name → its size.
+        template: the source of `run`; empty if FlashInfer passes the definition's inputs directly.
+        sizes: group of the pattern → the size in the definition's name.
         writes: whether the caller passes the outputs to the solution.
 
     Raises:
-        ValueError: the size of an output is computed, so that the wrapper cannot allocate it.
+        ValueError: the wrapper cannot allocate an output, because its size is computed.
     """
     inputs, outputs = definition.inputs, definition.outputs
     order = list(inputs)
