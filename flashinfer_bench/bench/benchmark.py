@@ -85,7 +85,7 @@ class Benchmark:
         self.faults: list[JobFaulted] = []
         self._repeat = 1
         self._unsaved: dict[int, Trace] = {}
-        """Identity → trace. Traces of this object's runs that are not on disk, so no run resumes from them."""
+        """Identity → trace. This object's runs did not save these traces to disk, so no run resumes from them."""
         self._reserved: Reservation | None = None
         self._keeps_sessions = keeps_sessions
         self._kept: Harness | None = None
@@ -120,7 +120,7 @@ class Benchmark:
         self._repeat = times
 
     def close(self) -> None:
-        """End kept sessions, and leave the cluster. Runs that keep no sessions end their own processes."""
+        """End kept sessions, and leave the cluster. A run that keeps no sessions ends its own processes."""
         self._give_up_reserved()
         self._end_kept()
         self.context.close()
@@ -136,8 +136,8 @@ class Benchmark:
             drafts: take the drafts of the set, too.
 
         Raises:
-            ConfigError: the set lacks names (all are listed), the filters select nothing, or a plug-in evaluator cannot
-                be used.
+            ConfigError: the configuration names entries that the set lacks (the message lists all), the filters select
+                nothing, or a plug-in evaluator cannot be used.
         """
         recorded = None
         if resume:
@@ -241,7 +241,7 @@ class Benchmark:
         return Winners(plan.jobs, plan.done, recorded, hardware=hardware, elsewhere=plan.elsewhere)
 
     def _keep(self, harness: Harness | None) -> Harness | None:
-        """Keep a harness for the next run, for at most IDLE_S seconds; return the harness kept before."""
+        """Keep a harness for the next run, for at most IDLE_S seconds; return the previously kept harness."""
         with self._keeping:
             kept, self._kept = self._kept, harness
             if self._idle is not None:
@@ -331,7 +331,7 @@ class Benchmark:
 
 
 def make_rules(context: HarnessContext, plan: Plan, *, keeps_sessions: bool = False, repeats: bool = False) -> Rules:
-    """Return the rules of a run. If possible, modules that first calls need are compiled ahead."""
+    """Return the rules of a run. They let a session compile the modules of first calls ahead, if it can."""
     if keeps_sessions:
         return Rules(retry_device_s=RETRY_S)
     if repeats:
@@ -384,7 +384,8 @@ class PlanRun(Submission):
         return is_first
 
     def join(self, job: Job, result: Result) -> Result | None:
-        """Return a job's result after its last worker, or after the first worker that does not pass; None otherwise."""
+        """Return a job's result once its last worker has ended, or a worker did not pass; None before that, and after
+        it."""
         if job.index in self._ended:
             return None
         if isinstance(result, Evaluation) and self._times > 1 and job.workload.timed:
@@ -398,8 +399,8 @@ class PlanRun(Submission):
         return result
 
     def note(self, job: Job, result: Trace | JobFaulted) -> None:
-        """Withdraw the job from workers that have not run it. If its workload has all its verdicts, have the best
-        confirmed."""
+        """Withdraw the job from workers that have not run it. If all verdicts of the workload are there, submit the
+        confirmation of the best."""
         if self._times > 1:
             self._harness.withdraw(self, job)
         if self._winners is not None and (jobs := self._winners.note(job, result)):

@@ -163,7 +163,7 @@ class BenchmarkConfig(EvalSettings):
     cuda_graphs: bool = True
     """Time a call of several GPU operations as the replay of a captured CUDA graph."""
     assurance: Literal["standard", "full"] = "standard"
-    """Calls that bound a GPU's latency from outside the worker: a gated chain; at full also batches."""
+    """How a GPU's latency is checked from outside the worker: by a gated chain, and at full also by batches."""
     confirm: bool = True
     """Judge the best of each workload again at full assurance, on a GPU, to confirm it."""
     library_calls: Literal["allow", "flag", "refuse"] = "flag"

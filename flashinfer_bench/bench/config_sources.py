@@ -44,7 +44,7 @@ SECTIONS: Final = (OP_TYPES, DEFINITIONS)
 OWNERS: Final = ("bundled", "set", "user")
 """The author of a source: this package, a trace set (for its own definitions), or the user. A later owner wins."""
 AUTO: Final = "auto"
-"""With this value of `iterations`, `precision` decides the number of samples, up to the default number."""
+"""Value of `iterations` that lets `precision` decide the number of samples, up to the default number."""
 MOST_CALLS: Final = 10_000_000
 LEAST_GB: Final = 0.25
 """Smallest limit on a worker's memory in GiB. A worker needs this much before it loads a solution."""
@@ -136,13 +136,13 @@ class EvalSettings(StrictModel):
     required_matched_ratio: Ratio | None = None
     """Share of elements that must match; None leaves it to the evaluator (1.0 in the Default evaluator)."""
     norm_rule: bool = True
-    """Compare the error's norm with the output's norm, overall and per row, with any `atol`."""
+    """Compare the error's norm with the output's norm, overall and per row, whatever `atol` is."""
     lost_rows_rule: bool = True
     """Reject any fully wrong row, except near ties, if the matched ratio is below 1."""
     regimes_rule: bool = True
     """Judge some untimed calls on inputs of other scales."""
     power_rule: bool = True
-    """Call a sampler with few rows more often, to find a small mass that it omits."""
+    """Make more calls of a sampler that returns few rows, to find a small mass that it omits."""
     extra: Extra = Field(default_factory=dict)
     """Parameters of one evaluator, by name."""
 
@@ -194,7 +194,7 @@ class ResolvedEvalConfig(EvalSettings):
     origins: dict[str, str] = Field(default_factory=dict, exclude=True, repr=False)
     """Origin of each value, by field or "extra.<key>": "default", "override", "my.yaml: op_type_config.moe"."""
     profile_baseline: bool = Field(default=True, exclude=True, repr=False)
-    """Whether the run times references. It is a setting of the run and not one of the values."""
+    """Whether the run times references. This setting of the run is not one of the values."""
 
     def values(self) -> dict[str, Any]:
         """Return the settings as JSON-able values, without origins."""
@@ -205,7 +205,7 @@ class ResolvedEvalConfig(EvalSettings):
         return {**self.values(), "profile_baseline": self.profile_baseline}
 
     def beyond(self, other: ResolvedEvalConfig) -> dict[str, Any]:
-        """Return the values of these settings that are different in the other settings."""
+        """Return the values of these settings that `other` does not share."""
         if self is other:
             return {}
         theirs = other.values()
@@ -249,7 +249,7 @@ class Level(NamedTuple):
     """The source."""
     values: Mapping[str, Any]
     owner: Literal["bundled", "set", "user"] = "user"
-    """Names in a user's sections must exist in the set. Names in other sections need not."""
+    """Only names in a user's sections must exist in the set."""
     section: str = ""
     """"op_type_config", "definition_config", or empty at the top level."""
     name: str = ""
@@ -257,7 +257,7 @@ class Level(NamedTuple):
 
     @property
     def location(self) -> str:
-        """The location, as origins name it. A set's file has only definitions, and no sections."""
+        """The location in the form that origins have. A set's file has only definitions, and no sections."""
         path = [] if self.owner == "set" else [self.section]
         return ": ".join(filter(None, [self.origin, ".".join(filter(None, [*path, self.name]))]))
 
@@ -269,7 +269,7 @@ class Level(NamedTuple):
 
 
 Levels = tuple[Level, ...]
-"""From the lowest to the highest source; in one source the top level, then op types, then definitions."""
+"""From the lowest to the highest source. Levels of one source are in this order: top level, op types, definitions."""
 Given = tuple[Any, str]
 """A value and its origin."""
 QUICK: Final = Level("quick", {"warmup_runs": 3, "iterations": 10, "num_trials": 1, "precision": 0.05})

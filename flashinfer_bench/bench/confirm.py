@@ -29,8 +29,8 @@ from flashinfer_bench.data.measurement import read_measurement, read_reported
 from flashinfer_bench.data.store.trace_lines import AnyEvaluation, AnyTrace
 
 MOST_CONFIRMED: Final = 3
-"""Maximum number of confirmations of a workload in a run. Further solutions of the same speed count as a tie. A
-confirmation is not counted if it found the solution wrong, or far slower than its worker reported."""
+"""Maximum number of confirmations of a workload in a run. Further solutions of the same speed count as a tie. The count
+omits confirmations that found the solution wrong, or far slower than the worker reported."""
 
 VOIDING: Final = {"unwritten": 0.0, "norm": 2.0, "lost_rows": 2.0, "regimes": 2.0}
 """Rule → smallest error that chance cannot explain, in multiples of the rule's limit. `power`, the rule on a sampler's
@@ -38,8 +38,8 @@ draws, is missing, since chance can break it."""
 MOST_KNOWN: Final = 16
 """Number of fastest solutions that an engine remembers for each workload and kind of hardware."""
 Confirm = Literal["if_best", "always", "never"]
-"""When a submission is judged at full assurance: "if_best": again, if it would be the best; "always": at once; "never":
-not at all."""
+"""When a submission is judged at full assurance. "if_best": after a verdict that would make it the best. "always": at
+once. "never": not at all."""
 Scope = tuple[str, str]
 """Name of a definition, uuid of a workload."""
 
@@ -98,7 +98,8 @@ def note_standing(standings: dict[str, Standing], solution: str, evaluation: Any
 
 
 def may_confirm(config: BenchmarkConfig, machine: Machine) -> bool:
-    """Return whether winners are confirmed at all: on a GPU, at standard assurance, unless the user disables it."""
+    """Return whether winners are confirmed. This needs a GPU, standard assurance, and `confirm`; quick runs confirm
+    nothing."""
     return config.confirm and config.assurance == "standard" and not config.quick and machine.kind != "cpu"
 
 
@@ -160,7 +161,7 @@ class Winners:
         jobs: the jobs of the run, at standard assurance.
         done: jobs that a resumed run skips, since a trace records them.
         recorded: all verdicts so far, the latest of a solution last.
-        hardware: names of the devices of the run; devices that join later are known by their verdicts.
+        hardware: names of the devices of the run. The names of devices that join later come from verdicts.
         elsewhere: workloads whose best solution another run confirms.
     """
 
@@ -191,7 +192,7 @@ class Winners:
                 note_standing(standings, name, trace.evaluation)
 
     def begin(self) -> list[Job]:
-        """Return the first jobs: those of the run, and the open confirmations of an earlier run.
+        """Return the run's jobs, and the open confirmations of an earlier run.
 
         If a workload has only one solution, this solution is judged at full assurance at once.
         """
@@ -203,7 +204,7 @@ class Winners:
         return [*found, *(job for contest in self._contests.values() for job in self._next(contest))]
 
     def note(self, job: Job, result: Trace | JobFaulted) -> list[Job]:
-        """Note the result of a job; return the confirmations of workloads that have all their verdicts now."""
+        """Note the result of a job; return the confirmations of workloads whose verdicts are now complete."""
         contest, name = self._contests[scope_of(job)], job.solution.name
         contest.open -= 1
         changed = [contest]
@@ -211,7 +212,7 @@ class Winners:
             hardware = evaluation.environment.hardware
             self._here.add(hardware)
             note_standing(contest.standings[hardware], name, evaluation)
-            if not read_measurement(evaluation).assurance:  # no clock outside the worker bounds its time
+            if not read_measurement(evaluation).assurance:  # no clock outside the worker has checked the latency
                 contest.jobs.pop(name, None)
             record = self._records[job.definition.name, name]
             record.passed.pop(job.workload.uuid, None)

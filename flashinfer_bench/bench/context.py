@@ -107,11 +107,13 @@ class HarnessContext:
     def fingerprint_evaluators(
         self, definitions: Sequence[Definition], others: Iterable[Definition] = ()
     ) -> dict[str, str]:
-        """Return the fingerprint of the evaluator that judges each definition; only plug-ins need a process for it.
+        """Return the fingerprint of the evaluator that judges each definition. Only plug-ins need a process for the
+        look-up.
 
         Args:
             definitions: the definitions.
-            others: definitions that later calls may have. If a process is needed, it looks these up, too.
+            others: definitions that later calls may have. A process of this call also looks up the evaluators of these
+                definitions.
 
         Raises:
             ConfigError: a plug-in cannot be used, or `extra` has a key or value that it does not take.
@@ -129,7 +131,7 @@ class HarnessContext:
 
     @property
     def plug_in_keys(self) -> frozenset[str]:
-        """Keys of `extra` that are declared by the plug-ins that were asked so far."""
+        """Keys of `extra` that the plug-ins have declared so far."""
         return self._lookup.known.keys
 
     def sandbox_of(self, device: Device) -> Sandbox:
@@ -137,8 +139,8 @@ class HarnessContext:
         return self.sandbox if self._cluster is None else self._cluster.sandbox_of(device)
 
     def survey(self, solutions: Iterable[Solution]) -> None:
-        """Ask the nodes of a cluster for the missing requirements of all solutions at once. Planning later asks for one
-        solution at a time."""
+        """Ask the nodes of a cluster for the missing requirements of all solutions at once. After this call, the plan
+        needs no request for each solution."""
         if self._cluster is not None:
             self._cluster.survey(solutions)
 
@@ -253,7 +255,7 @@ def list_hidden_folders(trace_set: TraceSet, cache: Path) -> list[str]:
     parts = (DEFINITIONS, SOLUTIONS, WORKLOADS, TRACES, BLOB, SERVED)
     files = [*trace_set.definition_files.values(), *trace_set.solution_files.values()]
     foreign = find_foreign_folders(files, trace_set.roots)
-    # A folder that also has files that workers need stays readable, except for its definitions.
+    # A folder stays readable if workers need some of its files; its definitions are hidden.
     needed = [Path(sys.prefix), Path(__file__)]
     shut = {folder for folder in foreign if not any(path.is_relative_to(folder.absolute()) for path in needed)}
     shown = [file for file in trace_set.definition_files.values() if file.parent in foreign - shut]

@@ -138,14 +138,14 @@ class Engine:
             submitter: name of the caller. Submitters of one priority get equal shares of the devices.
             save_results: append each trace to the set on disk before the task gets it.
             use_recorded: return the set's traces of equal jobs, instead of judging again.
-            confirm: on a GPU, when to judge the solution at full assurance. "if_best": again on each workload on which
-                it would be the fastest known solution. "always": at once. "never": not at all. The settings of the
+            confirm: on a GPU, when to judge the solution at full assurance. "if_best": after a verdict that would make
+                it the fastest known solution of a workload. "always": at once. "never": not at all. The settings of the
                 engine may disable all confirmations (`confirm`, `quick`), or request full assurance for all jobs
                 (`assurance`).
 
         Raises:
-            ConfigError: there is no such solution, definition or workload, it cannot run on this machine, the priority
-                is no whole number, or `confirm` has another value.
+            ConfigError: there is no such solution, definition or workload, the solution cannot run on this machine, the
+                priority is no whole number, or `confirm` has an unknown value.
             DataSetError: results must be saved, and the set has no folder, or its folder cannot be written safely.
             QueueFull: the open work has reached `limits`.
             EngineClosed: the engine was closed.
@@ -267,7 +267,7 @@ class Engine:
         if not is_best or not task.confirms_best or job.assurance is not None:
             return False
         self._harness.submit(task, [confirming(job, job.index)])
-        if task.is_done:  # it was cancelled in between
+        if task.is_done:  # the task was cancelled before `submit`
             self._harness.withdraw(task)
         return True
 
@@ -276,7 +276,7 @@ class Engine:
             while not self._is_stopping.is_set():
                 try:
                     self._serve()
-                except Exception as error:  # around one device loop: open jobs get no verdict, the engine continues
+                except Exception as error:  # a failed loop costs open jobs their verdicts, but not the engine
                     LOG.exception("the loop over the devices failed, and is started anew")
                     self._release()
                     self._tell(self._harness.fail(f"the engine failed: {type(error).__name__}: {error}"))
@@ -324,7 +324,7 @@ class Engine:
             for callback in list(self._subscribers):
                 try:
                     callback(event)
-                except Exception:  # around one callback: an exception of foreign code must not stop the engine
+                except Exception:  # an exception of foreign code must not stop the engine
                     LOG.exception("a subscriber of the engine failed")
 
 
@@ -387,7 +387,7 @@ class SolutionJobs:
         return [job for uuid, job in jobs.items() if uuid in wanted]
 
     def find_recorded(self, jobs: Sequence[Job]) -> dict[str, Trace]:
-        """Return the traces that the set has of equal jobs, by the uuid of their workload.
+        """Return the set's traces of jobs that equal the given jobs, by the uuid of the workload.
 
         A job is equal if a resumed run would skip it, whatever the name of its solution.
         """

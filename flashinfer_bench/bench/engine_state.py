@@ -27,8 +27,8 @@ class EngineLimits:
     """After this many seconds without a job the engine ends its sessions and gives the devices back. The next job
     starts them again, which takes seconds."""
     retry_device_s: float = 60.0
-    """Seconds after which a lost device is tried again. If no device is left, the next task has all devices tried
-    again."""
+    """Seconds after which a lost device is tried again. If all devices are lost, the engine tries all again for the
+    next task."""
 
 
 class Shown(BaseModel):

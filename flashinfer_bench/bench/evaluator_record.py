@@ -7,8 +7,7 @@ keys of `extra` that it reads, and the revision of its rules:
         record = EvaluatorRecord(revision=1, op_types=("parity",), extra_keys={"parity_share": SHARE})
 
 `find_records` parses the files and evaluates this one expression, with the functions, constants and imports of its
-file. None of these may need torch. `registry` imports the class of each record, in the order
-of the records.
+file. The record may not need torch. `registry` imports the class of each record, in the order of the records.
 """
 
 from __future__ import annotations
@@ -77,7 +76,7 @@ class EvaluatorRecord:
     op_types: tuple[str, ...] = ()
     """Op types that it may take; empty: it takes the definitions that no other evaluator takes."""
     takes: Callable[[Definition], bool] = lambda _definition: True
-    """Further condition on a definition of these op types."""
+    """A condition that a definition of these op types must also meet."""
     extra_keys: Mapping[str, ExtraKey] = field(default_factory=dict)
     """Keys of `extra` that it reads, except keys that other evaluators declare."""
     module: str = ""
@@ -92,7 +91,8 @@ class EvaluatorRecord:
 
 @cache
 def find_records() -> tuple[EvaluatorRecord, ...]:
-    """Return the records of this package's evaluators. The first that covers a definition judges it."""
+    """Return the records of this package's evaluators. The first record that covers a definition has the evaluator that
+    judges it."""
     result = [record for file in sorted(FOLDER.rglob("*.py")) for record in _read_records(file)]
     return tuple(sorted(result, key=lambda record: not record.op_types))
 

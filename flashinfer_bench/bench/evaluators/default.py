@@ -82,12 +82,12 @@ class DefaultEvaluator(Evaluator):
     """Whether equal inputs may give different outputs. If so, the reference is not called a second time for
     comparison."""
     own_rule: ClassVar[str] = ""
-    """The rule for outputs, in words, if `judge_trial` needs no expected outputs. Then it also judges the reference's
-    outputs."""
+    """The rule for outputs, in words, if `judge_trial` needs no expected outputs. The rule then also judges the
+    reference's outputs."""
 
     def __init_subclass__(cls, **keywords: Any) -> None:
-        """Take the revision from the subclass's record. Clear flags that an overridden method makes untrue, unless the
-        subclass sets them."""
+        """Take the revision from the subclass's record. Clear the flags that an overridden method makes untrue; a flag
+        that the subclass sets stays."""
         super().__init_subclass__(**keywords)
         own = vars(cls)
         if "record" in own:

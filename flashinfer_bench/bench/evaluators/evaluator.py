@@ -93,8 +93,8 @@ class SolutionRunnable(Protocol):
         """Has `destination_passing_style`: whether the solution writes into given outputs."""
 
     def __call__(self, *args: Any) -> list[torch.Tensor]:
-        """Return the outputs for inputs in the order of the definition. Output tensors may follow the inputs; they are
-        filled."""
+        """Return the outputs for inputs in the order of the definition. The call fills output tensors that follow the
+        inputs."""
 
     def call_repeatedly(self, inputs: Sequence[Any], count: int) -> Iterator[list[torch.Tensor]]:
         """Yield the outputs of `count` calls on the same inputs. For short calls this is faster than separate calls."""
@@ -133,7 +133,7 @@ class RecordedCalls:
         result = self._outputs.get(tuple(map(id, args)))
         if result is None:
             raise WorkloadFault("the evaluator asks for a call on inputs of its own after the solution was timed")
-        result.append(result.pop(0))  # several calls on the same inputs are returned in turn
+        result.append(result.pop(0))  # repeated calls on the same inputs return the recorded calls in turn
         return [output.clone() for output in result[-1]]
 
     def call_repeatedly(self, inputs: Sequence[Any], count: int) -> Iterator[list[torch.Tensor]]:

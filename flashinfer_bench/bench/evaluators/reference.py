@@ -32,7 +32,7 @@ from flashinfer_bench.errors import DefinitionFault, WorkloadFault
 MAX_ERROR_TEXT: Final = 2_000
 """Maximum characters of an error's own text in a message."""
 REPEAT_BUDGET_S: Final = 10.0
-"""Total seconds of second calls after which no further second call is made. At least one second call is always made."""
+"""Limit in seconds on the time of all repeated calls together. At least one call is repeated."""
 
 
 @dataclass
@@ -54,7 +54,7 @@ class Reference:
     _repeated: set[tuple[Any, ...]] = field(default_factory=set)
     """Shapes of inputs on which two calls agreed."""
     _repeating_s: float = 0.0
-    """Seconds that all second calls took."""
+    """Seconds of all repeated calls so far."""
     _fitting: list[tuple[Any, ...]] = field(default_factory=list)
     """Shape, dtype and device of each tensor in the latest call with outputs that fit the definition."""
 
@@ -105,7 +105,8 @@ class Reference:
             return self._call.bind(self.run, dict(zip(self.definition.inputs, inputs, strict=True)))()
 
     def clone_written(self, inputs: Sequence[Any]) -> list[Any]:
-        """Clone the inputs that the reference writes to. Before its first call, clone all inputs if there is memory."""
+        """Clone the inputs that the reference writes to. Before the reference's first call, clone all inputs if there
+        is enough memory."""
         written = self.mutates
         if written is None:
             tensors = [value for value in inputs if isinstance(value, torch.Tensor)]

@@ -71,7 +71,7 @@ def lend_helpers(folder: Path) -> list[Path]:
     """Copy the helpers into a solution's new Triton cache; return the new files and folders.
 
     Args:
-        folder: the cache; no worker may have written there yet.
+        folder: the cache, in which no worker has written so far.
     """
     made: list[Path] = []
     for helper in sorted(_shared.glob(HELPERS)) if _shared is not None else ():

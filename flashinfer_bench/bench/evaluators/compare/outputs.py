@@ -1,9 +1,9 @@
 """Compares an output with the expected output in chunks, with torch. This works for every dtype on every device,
 without converting a whole output at once.
 
-Floats are compared in float32, float64 in float64, integers and booleans bit by bit. A quick pass assumes that all
-floats are finite and match. If this is untrue, a second pass examines all chunks closely. Each pass reads the results
-of all chunks in one transfer. `tolerance.py` decides on the results.
+Integers and booleans are compared bit by bit, float64 in float64, and all other floats in float32. A quick pass assumes
+that all floats are finite and match. If this is untrue, a second pass examines all chunks closely. Each pass reads the
+results of all chunks in one transfer. `tolerance.py` decides on the results.
 """
 
 from __future__ import annotations

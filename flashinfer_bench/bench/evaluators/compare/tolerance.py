@@ -60,8 +60,8 @@ class Tolerance:
 def bounds_of(magnitude: torch.Tensor, tolerance: Tolerance, most: float = math.inf) -> torch.Tensor:
     """Return the largest allowed error of each element, by its expected magnitude.
 
-    Bounds are at most `most`, and finite, with one exception. If rtol is zero, the bound of an infinite magnitude is
-    nan, and no error is within it.
+    Bounds are finite, and at most `most`. The one exception is an infinite magnitude with an rtol of zero: its bound is
+    nan, so every error exceeds it.
     """
     limits = torch.finfo(magnitude.dtype)
     most = min(most, limits.max)
@@ -79,7 +79,7 @@ def find_beyond(expected: torch.Tensor, got: torch.Tensor, tolerance: Tolerance)
 
 
 def match_bits(expected: torch.Tensor, got: torch.Tensor) -> torch.Tensor:
-    """Return which whole numbers or booleans of two tensors of the same width are equal."""
+    """Return which elements of two tensors of whole numbers or booleans are equal. Both tensors have the same width."""
     bits = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[expected.element_size()]
     return expected.view(bits) == got.view(bits)
 

@@ -2,9 +2,9 @@
 
 A constraint may use axes, inputs, numbers, arithmetic, comparisons, and/or/not, subscripts, `.shape`, `.ndim`, `len`
 and the methods in `ATTRIBUTES`. Only such an expression is evaluated; no other code of a data set is executed. Any
-other constraint cannot be checked. It is noted, and the workload is still used. A workload's axes may break a
-constraint for all inputs. This is noted, too: the author chose these sizes, and published references handle them. This
-module imports no torch, because `validate` also reports such workloads.
+other constraint cannot be checked: it is noted, and the workload is still used. A constraint that a workload's axes
+break for all inputs is also only noted: the author chose these sizes, and published references handle them. This module
+imports no torch, because `validate` also reports such workloads.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def find_strange_names(definition: Definition) -> dict[str, list[str]]:
     known = {*definition.axes, *definition.inputs, "len"}
     strange = {}
     for constraint in definition.constraints:
-        with suppress(ValueError):  # no expression: reported when the definition is read
+        with suppress(ValueError):  # a constraint that is no expression is reported when the definition is read
             names = {node.id for node in ast.walk(parse_expression(constraint)) if isinstance(node, ast.Name)}
             if names - known:
                 strange[constraint] = sorted(names - known)
@@ -138,8 +138,7 @@ def find_broken(constraints: Sequence[str], values: Mapping[str, Any]) -> tuple[
 
 
 class _Names(dict[str, Any]):
-    """Axes and inputs by name. A tensor is true if all its elements are true. The same holds for a tensor that is
-    computed from it."""
+    """Axes and inputs by name. A tensor, and every tensor computed from it, is true if all elements are true."""
 
     def __getitem__(self, name: str) -> Any:
         value = self.get(name)

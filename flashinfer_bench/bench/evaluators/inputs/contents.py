@@ -1,4 +1,4 @@
-"""The contents of the inputs of timed calls: each call of a job gets other contents, which are derived from a secret.
+"""The contents of the inputs of timed calls: each call of a job gets its own contents, which are derived from a secret.
 
 A solution could answer a repeated input from memory, so no two calls get the same contents. They are derived from a set
 of inputs that the evaluator made (the base), in one of four modes. The input's rule chooses the mode (`rules.py`):
@@ -46,8 +46,8 @@ LONGEST_ROW: Final = 1 << 22
 """Maximum elements that are shuffled together. Longer rows are divided. This many float32 elements fit into a GPU's
 L2."""
 PROBES: Final = range(-3, 0)
-"""Call numbers that no real call has. Their contents show whether an input differs from call to call. Several
-are used, because one content may equal the original inputs by chance."""
+"""Call numbers that no real call has. Their contents show whether an input differs from call to call. There are
+several, because the contents of one may equal the original inputs by chance."""
 COUNTED_TOGETHER: Final = 1 << 26
 """Maximum bytes that are counted at once."""
 LEAST_REACH: Final = 4
@@ -108,7 +108,7 @@ class _Calls:
             numbers: numbers of the calls.
             into: memory of each input's contents.
             rows: the rows of the calls.
-            writer: writes many calls in little more time than one.
+            writer: writes many calls in little more time than a single call.
         """
         raise NotImplementedError
 
@@ -136,7 +136,7 @@ class Contents(_Calls):
         base: the evaluator's inputs.
         varied: how each input differs from call to call.
         seed: secret; with the number of a call it decides the call's content.
-        base_number: the call that gets the base itself, whose expected outputs are known.
+        base_number: number of the call that gets the base itself.
     """
 
     def __init__(self, base: Sequence[Any], varied: Sequence[VariedInput], seed: int, base_number: int) -> None:
@@ -148,7 +148,7 @@ class Contents(_Calls):
 
     @cached_property
     def differs(self) -> bool:
-        """Whether any input differs from call to call. An input of zeros, for example, does not."""
+        """Whether any input differs from call to call. Inputs of zeros, for example, are the same in each call."""
         tensors = [at for at, value in enumerate(self.base) if isinstance(value, torch.Tensor) and value.numel()]
         return any(map(self._is_drawn, tensors)) or any(
             not is_same(made, self.base[at])
@@ -247,7 +247,7 @@ class Contents(_Calls):
 class DealtContents(_Calls):
     """The inputs of a job's calls, which use the evaluator's sets of inputs in turn.
 
-    Call n uses set n % sets. It gets the content that this set has for its call n // sets.
+    Call n gets the contents of call n // sets of set n % sets.
 
     Args:
         each: the contents of each set; all have the same shapes, dtypes and single values.
@@ -283,8 +283,8 @@ class DealtContents(_Calls):
 
 
 def make_rows(value: torch.Tensor, count: int) -> torch.Tensor:
-    """Return memory for `count` tensors like `value`, [count, *shape]. Each is contiguous and aligned like a separate
-    tensor."""
+    """Return memory for `count` tensors like `value`, [count, *shape]. Each tensor is contiguous, and aligned like a
+    separate tensor."""
     step = -(-value.numel() // ALIGNED) * ALIGNED
     return value.new_empty(count * step).as_strided((count, *value.shape), (step, *value.stride()))
 
@@ -294,7 +294,7 @@ def redraw_rows(value: torch.Tensor, key: int, *, keeps_length: bool) -> torch.T
 
     Args:
         value: rows of a dtype in MULTIPLIED.
-        key: secret; decides the order, which all rows share, and the factors.
+        key: secret; decides the factors, and the order that all rows share.
         keeps_length: whether a row keeps its Euclidean length; if not, it keeps its sum.
     """
     generator = torch.Generator(value.device).manual_seed(key)
@@ -337,8 +337,8 @@ def find_perturbation(value: torch.Tensor) -> torch.Tensor | None:
     """Return for each byte value the bits that may be flipped together; None if no bit of the tensor may be flipped.
 
     A byte may change only to a byte that also occurs in the tensor. The new byte differs in the sign, the lowest bit,
-    or both; in int8 only in the sign. Zeros, infinities and NaN stay, and no byte becomes one of them. So labels, and
-    narrower codes that are packed into bytes, do not change. This waits for a GPU.
+    or both; in int8 only in the sign. Zeros, infinities and NaN stay, and no byte becomes one of them. So labels do not
+    change, and neither do packed codes of fewer than 8 bits. This waits for a GPU.
 
     Args:
         value: stored quantised numbers, a tensor of int8 or of a narrow float.

@@ -132,7 +132,8 @@ def _execute(name: str, reference: str) -> dict[str, Any]:
 
 
 def find_in_reference(definition: Definition, name: str) -> Any:
-    """Return what a name means in the source of a definition's reference; None if it has no such name."""
+    """Return the object with this name in the source of a definition's reference; None if the source has no such
+    name."""
     with Blame(functools.partial(explain_error, definition)):
         return _execute(definition.name, definition.reference).get(name)
 

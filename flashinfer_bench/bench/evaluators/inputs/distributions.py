@@ -33,7 +33,7 @@ class ValueSpec:
     name: str
     definition: Definition
     shape: tuple[int, ...]
-    """Counts elements, not stored bytes; () for a single number too."""
+    """In elements, not stored bytes. A single number also has the shape ()."""
     axes: Mapping[str, int]
     """Every axis by name."""
     made: Mapping[str, Any] = field(default_factory=dict)
@@ -94,9 +94,9 @@ class Rule(NamedTuple):
     mode: Mode | None = None
     """How the input differs from call to call; None leaves it to the dtype."""
     when: Callable[[ValueSpec], bool] | None = None
-    """A further condition on the input; `what` states it."""
+    """A condition that the input must also meet; `what` states the condition."""
     deviation: Callable[[ValueSpec], float] | None = None
-    """Standard deviation of values that are normal around zero; None for others."""
+    """Standard deviation of the values; None if they are not normal around zero."""
 
 
 def find_rule(rules: tuple[Rule, ...], value_spec: ValueSpec) -> Rule:
@@ -159,8 +159,8 @@ def fill_bytes(value_spec: ValueSpec, low: int = 0, high: int = 256) -> torch.Te
 def distinct_rows(value_spec: ValueSpec, limit: int) -> torch.Tensor:
     """Make random integers in [0, limit).
 
-    If `limit` is large enough, no number occurs twice in the tensor. Otherwise no number occurs twice in a row, if
-    `limit` is large enough for that.
+    If `limit` is large enough, no number occurs twice in the tensor. Otherwise the numbers within each row are
+    distinct, if `limit` is large enough for that.
     """
     generator = value_spec.generator()
     columns = value_spec.shape[-1] if value_spec.shape else 1

@@ -137,7 +137,7 @@ def read_stored(file: Path, key: str, spec: TensorSpec, shape: tuple[int, ...] |
         fd = open_to_read(file)
     except OSError as error:
         raise WorkloadFault(f"{where}: cannot be read: {error.strerror}") from error
-    try:  # reads the file that was checked, even if another file has its name now
+    try:  # this path leads to the checked file, even if another file has taken its name
         with safe_open(f"/dev/fd/{fd}", framework="pt", device="cpu") as blob:
             keys = list(blob.keys())
             if key not in keys:

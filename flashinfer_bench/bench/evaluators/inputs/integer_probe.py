@@ -26,7 +26,7 @@ from flashinfer_bench.data import Definition
 BEYOND: Final = (2, 8, 32)
 """These multiples of the largest indexed size are tried as bounds of the values."""
 FEW: Final = 8
-"""If fewer values are valid, negative indices are allowed in a second search."""
+"""If fewer values than this are valid, a second search allows negative indices."""
 WRAPPED: Final = 2
 """Values reach this multiple of a table's size if the reference wraps or clamps them itself."""
 MOST_PADDINGS: Final = 4

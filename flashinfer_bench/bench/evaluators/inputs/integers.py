@@ -141,8 +141,8 @@ def below(
         usual: replaces an unknown size if the reference indexes nothing with the values. None: the smallest first
             dimension of the other inputs.
         least: the smallest value. It is also added to the size, so with 1 the size itself is valid.
-        is_distinct: whether values are distinct, if there are enough. If two sequences write to one slot, there is no
-            right answer.
+        is_distinct: whether values are distinct, if enough valid values exist. If two sequences write to one slot,
+            there is no right answer.
     """
 
     def make(value_spec: ValueSpec) -> torch.Tensor:
@@ -241,7 +241,8 @@ def _pad(value_spec: ValueSpec, values: torch.Tensor, padding: int) -> torch.Ten
 
 
 def _leading_size(value_spec: ValueSpec) -> int:
-    """Return the smallest first dimension of the other inputs: an index below it is valid in all of them."""
+    """Return the smallest first dimension of the other inputs: indices below this size are valid in all other
+    inputs."""
     shapes = zip(value_spec.definition.inputs, value_spec.definition.get_input_shapes(value_spec.axes), strict=True)
     return max(min((shape[0] for name, shape in shapes if shape and name != value_spec.name), default=1), 1)
 

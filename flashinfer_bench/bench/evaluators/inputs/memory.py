@@ -39,8 +39,8 @@ def has_room(device: torch.device, size: int, share: int) -> bool:
 
 
 def recently_free_bytes(device: torch.device) -> int:
-    """Return the free memory of a GPU, possibly from a recent query. That is enough, since callers use only a share of
-    it."""
+    """Return the free memory of a GPU, possibly from a recent query. An old result is good enough, since callers use
+    only a share of the memory."""
     until_s, free = _queries.get(device, (0.0, 0))
     return free if time.monotonic() < until_s else query_free_bytes(device)
 

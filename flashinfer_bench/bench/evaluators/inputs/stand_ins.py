@@ -43,7 +43,7 @@ DID: Final = {
     **dict.fromkeys(("pow", "ldexp", "exp", "exp2", "expm1", "cosh", "sinh", "bitwise_left_shift", "lshift"), "choose"),
     **dict.fromkeys(("nonzero", "bincount", "unique2", "repeat_interleave"), "choose"),
 }
-"""Operation, without underscores around it → its use of the bits of an integer.
+"""Operation → its use of an integer's bits. The names lack the underscores around them.
 
 If an operation uses an input to "choose" elements, sizes or exponents, not all bits are valid."""
 TESTS: Final = frozenset({("lt", 0), ("ge", 0), ("gt", -1), ("le", -1)})
@@ -205,7 +205,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has no 
             written: Traced = given[operation.written]
             written.sources |= sources
             self.is_open = False
-            if is_known:  # otherwise its old values would remain
+            if is_known:  # else the tensor keeps its old values
                 _execute(func, given)
             return written
         results = None if operation.is_view else _find_shapes(operation, given, tensors)
@@ -221,7 +221,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has no 
         return made
 
     def conclude(self, func: Any, given: Mapping[str, Any], result: Any) -> None:
-        """Do nothing; a subclass can record more about an operation that writes nothing in place."""
+        """Do nothing; a subclass can record facts about an operation that writes nothing in place."""
 
     def _note(self, name: str, given: Mapping[str, Any], sources: set[str]) -> None:
         """Record an operation's use of the bits of integers, and its tests for padding."""

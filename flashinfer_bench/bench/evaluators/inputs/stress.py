@@ -33,15 +33,16 @@ from flashinfer_bench.data import Definition, RandomInput, Workload
 from flashinfer_bench.data.dtypes import DTYPES
 
 FEW: Final = 8
-"""Number of large values in a row. If there were fewer, the rounding of a single value would change the whole row."""
+"""Number of large values in a row. With fewer large values, the rounding of a single value would change the whole
+row."""
 LOUD: Final = 15
-"""Number of columns, and of rows, that `quieten` leaves unchanged. A sample of the elements includes some unchanged
-elements."""
+"""Number of columns, and of rows, that `quieten` leaves unchanged. So a solution that samples the elements reads some
+unchanged elements."""
 QUIET_SHARE: Final = 1 / 400
 """The scaled-down elements have this share of the sum of squares. Rounding them to zero makes an error of half of the
 usual norm limit."""
 ROWS_PER_CHOSEN: Final = 64
-"""One of this many rows, or groups of rows, is chosen. A sample of the rows rarely includes it."""
+"""One in this many rows, or groups of rows, is chosen. A solution that samples the rows rarely reads the chosen row."""
 OUTWEIGHS: Final = 32
 """A dominant row is this many times as large as all other rows together. Half of such a row still dominates."""
 USUAL_REACH: Final = 10.0
@@ -135,7 +136,7 @@ class Field(NamedTuple):
 
 Support = Callable[[Field], Any]
 """Returns bools that are broadcast to a field's `rows`, or an index into `rows`. An index that begins with an ellipsis
-is an index into `values`. None if there are no such elements."""
+is an index into `values`. None if no element is chosen."""
 Transform = Callable[[torch.Tensor, Field], torch.Tensor]
 """Changes some elements of a field in place, and returns them."""
 
@@ -149,7 +150,7 @@ def part_of(axis: int, *, offset: int = 0, late: bool = False) -> Support:
     """Choose every second position in one half of an axis.
 
     A solution that reads only one half, or every second position, misses the chosen part in one of two calls. Parts 0
-    and 1 together cover both halves, and even and odd positions. Parts 2 and 3 together do so, too.
+    and 1 together cover both halves, and even and odd positions. Parts 2 and 3 together also cover all of these.
 
     Args:
         axis: -1 or -2.
@@ -195,8 +196,8 @@ def few_columns(rows_per_chosen: int | None = None) -> Support:
 
 
 def stretch(field: Field) -> Any:
-    """Choose columns of one row: enough to dominate the row's sum of squares, enough to dominate a sum over all rows,
-    or a number between the two."""
+    """Choose columns of one row. Their number is one of three: enough to dominate the row's sum of squares, enough to
+    dominate a sum over all rows, or the geometric mean of both numbers."""
     rows, columns = field.rows.shape
     fewest = max(1.0, columns / 1e5)
     most = max(fewest, min(columns / 4, columns * math.sqrt(rows) / 1e3))
@@ -234,7 +235,7 @@ def loud_size(field: Field) -> float:
 
 def most_of(axis: int) -> Support:
     """Choose all rows (0) or columns (1) except LOUD of them. Inputs that share the axes get the same choice. None if
-    there are at most LOUD of them."""
+    the axis has at most LOUD rows or columns."""
 
     def choose(field: Field) -> Any:
         count, chance = field.rows.shape[axis], (field.of_rows, field.of_columns)[axis]
@@ -256,8 +257,8 @@ def one_element(field: Field) -> Any:
 
 
 def redraw(values: torch.Tensor, field: Field) -> torch.Tensor:
-    """Draw bools with another share of true elements, or move bytes to a small part of their range: low numbers, or one
-    end.
+    """Draw bools with an unusual share of true elements, or move bytes to a small part of their range: low numbers, or
+    one end.
 
     Each row of bools is expected to have true and false elements.
     """
@@ -326,8 +327,8 @@ class StressCase(NamedTuple):
     calls: Mapping[str, int]
     """Trait of a job → number of calls if the job has the trait; the largest number counts. See `StressPlan`."""
     strength: float = 2.0
-    """Weight in the random order of the cases, for jobs that cannot try all. The chance to come first is proportional
-    to it."""
+    """Weight in the random order of the cases, for jobs that cannot try all. A case's chance to come first is
+    proportional to its weight."""
     is_of_floats: bool = True
     """Whether the case leaves bytes and bools unchanged."""
 
@@ -440,7 +441,8 @@ class StressPlan:
         definition: the definition.
         workload: has the random inputs.
         seed: seed of the job; secret while the job is judged.
-        has_constants: whether some outputs are the same on all usual inputs; they get further cases.
+        has_constants: whether some outputs are the same on all usual inputs; the plan then has additional cases for
+            such outputs.
         most: maximum number of calls; None for all.
 
     Raises:

@@ -161,7 +161,8 @@ class Writer:
         self._flips += [(into[row], key, flips) for row, key in zip(rows, keys.tolist(), strict=True)]
 
     def _add(self, kind: int, source: int, addresses: Unsigned, *fields: int | Unsigned) -> None:
-        """Add a piece for each address: kind, source, address, count; then the move, the key, the columns."""
+        """Add a piece for each address. Its fields are kind, source, address and count, then the move, the key and the
+        columns."""
         pieces = np.zeros((len(addresses), PIECE_FIELDS), np.uint64)
         for column, field in enumerate((kind, source, addresses, *fields), start=1):
             pieces[:, column] = field

@@ -5,11 +5,11 @@
 ratio never allows a row that is wrong as a whole. A row that is ill-conditioned for the inputs (`stability`) is
 skipped.
 
-On stress inputs an output with too few elements for a row is judged, too. Its few numbers may all be near zero by
-chance, or because a sum cancelled. So the error of an ill-conditioned output of this size may exceed the limit, up to a
-few times the output's change under rounding of the inputs.
+On stress inputs an output with too few elements for a row is judged, too. The few numbers of such an output may all be
+near zero by chance, or because a sum cancelled. So the error of an ill-conditioned output of this size may exceed the
+limit, up to a few times the output's change under rounding of the inputs.
 
-`judge_norms` judges one call. `surely_pass` checks many calls at once. If it accepts them, `judge_norms` is not needed.
+`judge_norms` judges one call. `surely_pass` checks many calls at once. Calls that it accepts need no `judge_norms`.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class NormRule:
     def find_excess(self, norms: Norms, output: int, name: str, stability: Stability) -> Excess | None:
         """Return how an output breaks the rule; None if it does not.
 
-        Ill-conditioned rows are left out. The check is repeated on the other rows until they pass, or none of them is
+        Ill-conditioned rows are left out. The check is repeated until the remaining rows pass, or no remaining row is
         ill-conditioned.
         """
         share, worst = norms.share(), norms.figures[2]
@@ -166,8 +166,8 @@ def surely_pass(calls: Sequence[JudgedCall], rule: NormRule, tolerance: Toleranc
         tolerance: tolerance for elements. If None, only norms are judged, even of outputs that are too small for rows.
 
     Returns:
-        None if nothing is decided. A list means that all calls pass. It has for each call whether norms apply to its
-        expected outputs.
+        None if nothing is decided. A list means that all calls pass; each item says whether norms apply to the expected
+        outputs of that call.
     """
     if tolerance is not None and (tolerance.by_ratio or tolerance.max_absolute_error < math.inf):
         return None

@@ -37,10 +37,10 @@ class Norms:
     than BROUGHT_ROWS rows."""
 
     error: torch.Tensor
-    """[rows]: of the difference between actual and expected output; infinite if only the actual output is not
+    """[rows]: norms of the difference between actual and expected output; infinite if only the actual output is not
     finite."""
     expected: torch.Tensor
-    """[rows]: of the expected output."""
+    """[rows]: norms of the expected output."""
     is_small: bool = False
     """Whether the output has fewer than LEAST_ROW elements. It is then a single row."""
 
@@ -57,7 +57,7 @@ class Norms:
     @cached_property
     def figures(self) -> tuple[float, float, float]:
         """Squared norms of the whole error and of the whole expected output, and the worst row's share. One transfer
-        reads them."""
+        reads all three."""
         error, expected, worst = torch.stack((self.error.sum(), self.expected.sum(), self.shares().max())).tolist()
         return error, expected, worst
 

@@ -2,7 +2,7 @@
 
 For example, a token near a tie is sent to another expert, or the largest element of a softmax of large numbers changes.
 No rule may reject a solution because of such rows. To find them, the reference is called on inputs with random rounding
-errors. Its choices among equal values are also made in another order. This happens only if a rule is about to reject.
+errors. A choice among equal values is also made in a different order. This happens only if a rule is about to reject.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ CHOOSING: Final = {
     _ATEN.argmin.default: (1, None),
 }
 """Operation that returns the indices of chosen elements → position of its `dim` argument, and the default of `dim`.
-Other operations of this kind, such as argsort, call these."""
+Operations that are not listed here, such as argsort, call listed operations."""
 MEMORY_SHARE: Final = 4
 """The rounded copies of inputs may take 1/MEMORY_SHARE of the device's free memory. The smallest inputs are rounded
 first."""
@@ -75,11 +75,11 @@ class Rounding:
 
 USUAL_ROUNDING: Final = Rounding(2.0**-7, 0.25)
 """The size is twice the unit roundoff of bfloat16. If rounding to bfloat16 changes a choice of a solution, one of the
-draws changes this choice, too. On well-conditioned rows, even kernels that round four times as coarsely stay within the
-limit."""
+draws changes this choice, too. On well-conditioned rows, even kernels with four times bfloat16's rounding errors stay
+within the limit."""
 STRESS_SLACK: Final = 16.0
 """Slack on stress inputs, in multiples of a row's change under rounding. In some definitions, rounding changes all
-rows. Even there, a solution that skips work exceeds this slack, and kernels in scaled fp8 do not."""
+rows. Even in these, a solution that skips work exceeds this slack; kernels in scaled fp8 stay below it."""
 STRESS_ROUNDING: Final = Rounding(0.05, 1.0, judges_small=True, slack=STRESS_SLACK)
 """For inputs of stress cases. The size is twice the rounding error of fp8, because solutions may round their operands
 to fp8. Softmax or gates may then switch between 0 and 1. A product of two inputs stays well-conditioned."""
@@ -173,8 +173,8 @@ def call_rounded(
 ) -> Iterator[tuple[list[torch.Tensor], list[torch.Tensor] | None]]:
     """Yield a reference's outputs for inputs with random rounding errors, at most MOST_DRAWS times within TIME_LIMIT_S.
 
-    Each draw also changes the order of equal values. If the reference makes choices, the second item has its outputs
-    for the unchanged inputs in this order of equal values. Else the second item is None.
+    Each draw also changes the order of equal values. The second item has the outputs for unchanged inputs in this order
+    of equal values; it is None if the reference makes no choices.
     """
     spent_s = 0.0
     for draw in range(MOST_DRAWS):
@@ -227,7 +227,7 @@ class OtherTies(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has
 def call_with_other_ties(reference: Reference, inputs: list[Any], seed: int) -> tuple[list[torch.Tensor], bool]:
     """Call a reference under `OtherTies`; return its outputs, and whether it made a choice.
 
-    Compiled code and higher-order operations fail under this mode. The reference is then called without it.
+    Compiled code and higher-order operations fail under this mode. The reference is then called without the mode.
     """
     ties = OtherTies(seed)
     try:
