@@ -384,8 +384,7 @@ class PlanRun(Submission):
         return is_first
 
     def join(self, job: Job, result: Result) -> Result | None:
-        """Return a job's result once its last worker has ended, or a worker did not pass; None before that, and after
-        it."""
+        """Return a job's result once its last worker has ended, or a worker did not pass; None at any other time."""
         if job.index in self._ended:
             return None
         if isinstance(result, Evaluation) and self._times > 1 and job.workload.timed:

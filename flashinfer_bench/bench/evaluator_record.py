@@ -7,7 +7,8 @@ keys of `extra` that it reads, and the revision of its rules:
         record = EvaluatorRecord(revision=1, op_types=("parity",), extra_keys={"parity_share": SHARE})
 
 `find_records` parses the files and evaluates this one expression, with the functions, constants and imports of its
-file. The record may not need torch. `registry` imports the class of each record, in the order of the records.
+file. The names in the record must work without torch. `registry` imports the class of each record, in the order of the
+records.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from flashinfer_bench.data import Trace
 
 @dataclass(frozen=True)
 class RunStarted:
-    """The run begins to set up its devices; it has this many jobs."""
+    """The run begins to set up its devices."""
 
     devices: tuple[Device, ...]
     jobs: int
@@ -60,7 +60,7 @@ class Notice:
 
 @dataclass(frozen=True)
 class JobsAdded:
-    """The run has further jobs: a workload has all its verdicts, and its best is judged again at full assurance."""
+    """The run has additional jobs: the best solution of a finished workload is judged again at full assurance."""
 
     jobs: int
 

@@ -77,7 +77,7 @@ class OpenJob:
     """A job without a verdict."""
 
     job: Job
-    """The job, with its number from the harness, which is unique."""
+    """The job, with a unique number from the harness."""
     queue_class: QueueClass
     waiting: list[tuple[Submission, Job]] = field(default_factory=list)
     """Submissions that wait for the result, each with its own job. The solution of such a job may have another name."""
@@ -147,7 +147,7 @@ class Harness:
                 self._notes.append(lambda scheduler: _deal(scheduler, queue_class, new, raised))
 
     def withdraw(self, submission: Submission, job: Job | None = None) -> None:
-        """Withdraw a job of a submission, or all its jobs. A running job may end; its verdict is not reported."""
+        """Withdraw one job of a submission, or all jobs. A running job goes on, but its verdict is not reported."""
         unwanted = []
         with self.lock:
             for entry in self._open.values():
@@ -191,7 +191,7 @@ class Harness:
             scheduler.close()
 
     def fail(self, reason: str) -> Iterator[Event]:
-        """Fail every open job after its loop has ended."""
+        """Fail every open job; the loop must have ended."""
         with self.lock:
             self._notes.clear()
             jobs = [entry.job for entry in self._open.values()]
@@ -199,7 +199,7 @@ class Harness:
             yield from self._settle(JobFaulted(job, reason))
 
     def _drop(self, scheduler: Scheduler, unwanted: list[int]) -> None:
-        """Remove unwanted jobs from the loop; a running job may end."""
+        """Remove unwanted jobs from the loop; a running job goes on."""
         removed = scheduler.remove(unwanted)
         for job in removed:
             self._close(job)
@@ -298,7 +298,7 @@ class TraceRecorder:
             seed: the seed of the job's inputs, in the form of a trace.
         """
         config = self._context.config
-        variables = recorded_variables(os.environ) if device.node is None else {}  # a node has variables of its own
+        variables = recorded_variables(os.environ) if device.node is None else {}  # a node has its own environment
         on_node = {"node": device.node} if device.node is not None else {}
         run: dict[str, Any] = {
             "fingerprint": dict(job.fingerprint),
@@ -325,7 +325,7 @@ class TraceRecorder:
         """Append a trace to the set that the solution came from.
 
         Raises:
-            Fault: it cannot be written.
+            Fault: the trace cannot be written.
         """
         try:
             self._writer(job.solution).append(trace, author=job.solution.author, op_type=job.definition.op_type)
@@ -338,7 +338,7 @@ class TraceRecorder:
         """Refuse a solution whose traces could not be saved.
 
         Raises:
-            DataSetError: the set has no folder, a link is on the path in it, or the set cannot be written.
+            DataSetError: the set has no folder, a path inside the folder contains a link, or the set cannot be written.
         """
         names = {"op_type": definition.op_type, "definition": definition.name}
         self._writer(solution).check(author=solution.author, **names)

@@ -90,7 +90,7 @@ class JobQueue:
         self._put(queue_class, jobs)
 
     def remove(self, indices: Iterable[int]) -> list[Job]:
-        """Remove and return the jobs with these indices that no device has."""
+        """Remove the jobs with these indices, except jobs that a device has; return the removed jobs."""
         wanted = set(indices)
         return [
             job

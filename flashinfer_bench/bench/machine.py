@@ -95,7 +95,8 @@ def discover_devices(
     Args:
         requested: "0", "cuda:1", a GPU's uuid or the start of one, or "cpu"; None for all.
         nvml: the NVML binding; None for pynvml.
-        environment: has CUDA_VISIBLE_DEVICES; devices are counted as CUDA counts them under it.
+        environment: the variables, among them CUDA_VISIBLE_DEVICES. Device numbers have the meaning that CUDA gives
+            them in this environment.
         torch_has_cuda: whether torch is a CUDA build; a CPU build of torch cannot use the GPUs of a machine.
 
     Raises:
@@ -180,7 +181,7 @@ def _list_visible_gpus(nvml: Nvml | None, environment: Mapping[str, str]) -> tup
 
 
 def _read_address(nvml: Nvml, handle: Any) -> Any:
-    """Return a GPU's PCI address; None if NVML does not report it, and for a GPU that MIG divides."""
+    """Return a GPU's PCI address; None if NVML reports no address, or MIG divides the GPU."""
     with contextlib.suppress(nvml.NVMLError):  # a GPU without MIG
         if nvml.nvmlDeviceGetMigMode(handle)[0]:
             return None
@@ -199,7 +200,7 @@ def _read_gpu(nvml: Nvml, handle: Any, uuid: str, index: int) -> Device:
 
 
 def _read_slice(nvml: Nvml, uuid: str) -> Device:
-    """Read a MIG slice, which only CUDA_VISIBLE_DEVICES can name. The driver need not report its name."""
+    """Read a MIG slice, which only CUDA_VISIBLE_DEVICES can name. The driver need not report the slice's name."""
     try:
         return _read_gpu(nvml, nvml.nvmlDeviceGetHandleByUUID(uuid), uuid, -1)
     except nvml.NVMLError:

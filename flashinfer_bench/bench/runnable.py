@@ -1,7 +1,7 @@
 """A solution or a reference as a callable of this process, for debugging: NOTHING IS ISOLATED.
 
-Its code runs in this process with all its rights. It can change the results of everything else in the process, and
-crash it. `Benchmark` never judges like this. `flashinfer_bench.compile` has these names for scripts.
+Its code runs in this process with all rights of the process. It can change the results of everything else in the
+process, and crash it. `Benchmark` never judges like this. `flashinfer_bench.compile` has these names for scripts.
 
 The engine builds in separate processes, and keeps the results in its cache. Only the results are loaded here.
 """
@@ -66,13 +66,12 @@ class Runnable:
         return self(*self.metadata.definition.merge_kwargs_to_args((), kwargs))
 
     def call_value_returning(self, *inputs: Any) -> Any:
-        """Call it with inputs alone and return the outputs, whatever its style: a single output, or a tuple of
-        several."""
+        """Call it with inputs alone, whatever its style; return a single output, or a tuple of several outputs."""
         outputs = self._call(inputs)
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
     def call_destination_passing(self, *args: Any) -> None:
-        """Call it with inputs followed by outputs, whatever its style: the outputs are filled.
+        """Call it with inputs and then outputs, whatever its style; fill the outputs.
 
         Raises:
             ValueError: its number of outputs differs from the definition's.

@@ -252,7 +252,7 @@ def execute_reference(definition: str, source: str) -> dict[str, Any]:
     module = types.ModuleType(f"reference_{next(_numbers)}_of_{stem}")
     module.__file__ = file_name
     sys.modules[module.__name__] = module
-    exec(compile(source, file_name, "exec", dont_inherit=True), module.__dict__)  # not with our own __future__ flags
+    exec(compile(source, file_name, "exec", dont_inherit=True), module.__dict__)  # without our own __future__ flags
     return module.__dict__
 
 

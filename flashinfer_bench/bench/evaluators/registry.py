@@ -66,7 +66,7 @@ NEEDED: Final = {"check_correctness": "Accepted(correctness) or Rejected(…)", 
 def find_evaluator(definition: Definition) -> type[Evaluator]:
     """Return the evaluator that judges a definition, with methods that can be called with `context`."""
     evaluator = _find(definition)
-    # A user's module inside a checkout may also have a name of this package, so its methods are checked, too.
+    # The name alone proves nothing: a user's module inside a checkout has the package's prefix, too.
     if evaluator.__module__.startswith(OWN_PACKAGE) and all(_takes_context(getattr(evaluator, it)) for it in METHODS):
         return evaluator
     kept = ("__module__", "__qualname__", "__doc__", "is_elementwise")
@@ -159,7 +159,7 @@ def _why_unusable(evaluator: Any) -> str | None:
     known = {name for owner in (Evaluator, DefaultEvaluator) for name in vars(owner) if not name.startswith("_")}
     for name in (name for name, item in own.items() if isinstance(item, (classmethod, staticmethod))):
         meant = None if name.startswith("_") or name in known else nearest_name(name, known, cutoff=SLIP_CUTOFF)
-        # A longer name than a known one, such as `tolerances`, is no slip.
+        # A known name with an ending, such as `tolerances`, is no slip.
         if meant is not None and meant not in own and not name.startswith(meant):
             return f"whose {name} overrides nothing: is {meant} meant? (if not, begin the name with an underscore)"
     try:

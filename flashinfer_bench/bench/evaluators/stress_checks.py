@@ -153,12 +153,11 @@ def keep_finite(
     """Return the call, and a context for judging it, with only the rows that can be judged. None if the call is judged
     unchanged, since the reference's infinities and nans also occur on usual inputs.
 
-    A row in which the reference is not finite is skipped. For example, a quotient by an overflowed sum is zero, but a
-    more careful solution has another number. A row in which only the solution is not finite is skipped, too, since a
-    narrower format overflows sooner. A shortcut that assumes numbers of the usual size returns finite numbers, so it is
-    still found. If the reference's output overflows in some rows, the whole output is skipped. Rounding changes its
-    other rows strongly, and nearly infinite rows outweigh all other rows. Infinities and nans that usual inputs give,
-    too, such as masked scores, are expected. The other elements of such a row are judged.
+    A row in which the reference or the solution is not finite is skipped. A careful solution may have a number where
+    the reference has none, and a narrower format overflows sooner. A shortcut that assumes numbers of the usual size
+    returns finite numbers, so it is still found. If the reference's output has infinite elements, the whole output is
+    skipped: rounding strongly changes the finite rows, and nearly infinite rows outweigh all other rows. Infinities and
+    nans that usual inputs give, too, such as masked scores, are expected; the other elements of their rows are judged.
 
     Args:
         call: a call on inputs of a stress case.

@@ -20,7 +20,7 @@ resolve_evaluator: Final = find_evaluator
 """Returns the evaluator that judges a definition."""
 DsaSparseAttentionEvaluator: Final = DSAEvaluator
 DsaTopkIndexerEvaluator: Final = DSAEvaluator
-"""One evaluator judges both kinds of definition."""
+"""One evaluator judges sparse attention and top-k indexers."""
 
 
 def allocate_outputs(

@@ -4,7 +4,7 @@ The fingerprint of a trace is in `evaluation.extra["run"]["fingerprint"]`. It ha
 solution, the workload and the eval config. It has the hardware's name, the evaluator's class with its revision, and for
 a plug-in the digest of its source. It also has unusual timing settings (quick, warm L2, CUDA events, no graphs),
 whether workers had a sandbox, the user's seed, and full assurance. A trace without a fingerprint, such as another
-engine's, does not count as recorded. Nor does a trace from the time before evaluators had revisions.
+engine's, does not count as recorded. Traces from the time before evaluators had revisions do not count either.
 
 Verdicts of quick runs are never reused. A job that failed in a quick run is done again, even if a run that was not
 quick has recorded a verdict.
@@ -182,8 +182,8 @@ def _is_timed(evaluation: AnyEvaluation, config: BenchmarkConfig) -> bool:
 
 
 def _which_limit(evaluation: AnyEvaluation, run: RecordedRun, config: BenchmarkConfig, *, retry_timeouts: bool) -> str:
-    """Return why a job is done again: a limit that ended it is larger now, or only one of the two runs refuses library
-    calls. Empty if it is not done again. A missing memory limit counts as larger than any limit."""
+    """Return why a job is done again: the limit that ended the job is larger now, or only one of the two runs refuses
+    library calls. Empty if there is no such reason. A missing memory limit counts as larger than any limit."""
     if evaluation.status is EvaluationStatus.TIMEOUT:
         if retry_timeouts:
             return "timed out"

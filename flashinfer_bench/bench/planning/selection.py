@@ -110,8 +110,8 @@ def _itself(workload: Workload) -> Workload:
 
 
 def _find(wanted: str, known: Iterable[Workload]) -> list[Workload]:
-    """Return the workloads with a name. Several workloads may have the same size; the beginning of a uuid has to be
-    unique."""
+    """Return the workloads that a name selects. A size may select several workloads; the beginning of a uuid must
+    select one."""
     result = find_named(wanted, known, _itself)
     uuids = {one.uuid for one in result}
     if "=" not in wanted and len(uuids) > 1:

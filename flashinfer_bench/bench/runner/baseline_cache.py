@@ -33,8 +33,8 @@ KEPT_FIELDS: Final = """
 method cache_state stop calls trials samples std_ms interval95_ms launch launch_reason fallback busy_ms operations
 launch_gap_ns precision precision_reached flags compiled
 """
-"""Further fields of a record that are stored. The other fields, such as the GPU's power, describe the moment of the
-measurement."""
+"""Fields of a record that are stored besides the times. Fields such as the GPU's power are not stored, since they
+describe the moment of the measurement."""
 
 Latency = Annotated[float, Field(gt=0, le=1e9)]
 

@@ -40,7 +40,8 @@ START_LIMIT_S: Final = 180.0
 CLOSE_LIMIT_S: Final = 3.0
 FORCE_LIMIT_S: Final = 30.0
 PHASE_GRACE_S = 120.0
-"""Seconds added to a phase's limit, for comparisons and for reading blobs. Then the session counts as lost."""
+"""Seconds added to a phase's limit, for comparisons and for reading blobs. A session that is silent for longer counts
+as lost."""
 
 
 class SessionLost(Exception):
@@ -150,7 +151,7 @@ class SessionClient:
         # If the session was never forked, only the fork server has the lifeline, and closes it.
         is_over = wait([self._lifeline], CLOSE_LIMIT_S if session is not None else 0)
         if not is_over and session is not None:
-            for left in session_members([session])[session]:  # the workers' fork server, the parent of all others
+            for left in session_members([session])[session]:  # the workers' fork server, the parent of all workers
                 end_tree(left, FORCE_LIMIT_S)
         self._process.close()
         os.close(self._lifeline)

@@ -91,8 +91,8 @@ def server_environment(environment: Mapping[str, str], kind: str) -> dict[str, s
 def worker_environment(environment: Mapping[str, str], cache_root: Path) -> dict[str, str]:
     """Return the session's variables that reach a worker, without variables that name the worker's own folders.
 
-    FlashInfer compiles its kernels for minutes. So without a sandbox all solutions share its folder, and a solution
-    could damage it. In a sandbox each solution has a private overlay over `library_folder`
+    FlashInfer compiles its kernels for minutes. So without a sandbox all solutions share FlashInfer's folder, and each
+    solution could damage the folder. In a sandbox each solution has a private overlay over `library_folder`
     (`workers/sandbox_policy.py`).
     """
     kept = {name: value for name, value in environment.items() if is_passed_on(name)}
@@ -140,7 +140,7 @@ def _why_withheld(name: str) -> str | None:
 
 
 def _why_no_program(environment: Mapping[str, str]) -> str | None:
-    """Return why $CC cannot be passed on; None if it can. Triton takes its value as the path of one program."""
+    """Return why $CC cannot be passed on; None if it can. Triton takes the value as the path of one program."""
     if "CC" not in environment or shutil.which(environment["CC"], path=environment.get("PATH")) is not None:
         return None
     return "it has to name one program, and `ccache gcc` would fail each build of Triton's"

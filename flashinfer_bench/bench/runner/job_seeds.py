@@ -1,8 +1,8 @@
 """The seed of each job, which decides all of its random inputs.
 
-If the user gives no seed, each job has its own secret seed. No file contains that seed before the job is over. Then the
-job's trace records it, and `run --replay` makes the same inputs again. If the user gives a seed, every job's seed is
-derived from it. Such a run can be repeated, but a solution that knows the seed can predict its inputs.
+If the user gives no seed, each job has its own secret seed. No file contains that seed before the job is over. After
+the job its trace records the seed, and `run --replay` makes the same inputs again. If the user gives a seed, every
+job's seed is derived from it. Such a run can be repeated, but a solution that knows the seed can predict its inputs.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ def job_seed(run_seed: int, job: Job) -> int:
 
 
 def recorded_seeds(traces: Iterable[Trace]) -> tuple[int | None, dict[JobKey, int]]:
-    """Return the user's seed of the run that recorded the traces. If it had none, return None, and each job's secret
-    seed.
+    """Return the user's seed of the run that recorded the traces. If the user gave no seed, return None, and each job's
+    secret seed.
 
     A trace without a seed has no entry. Its job gets a new seed.
 

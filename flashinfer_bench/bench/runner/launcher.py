@@ -80,7 +80,7 @@ class Launcher:
 
     @property
     def is_there(self) -> bool:
-        """Whether it can fork another session. An idle server closes its channel first and ends later."""
+        """Whether the server can fork another session. An idle server closes its channel before it ends."""
         return self.process.poll() is None and not wait([self._sock], 0)  # the server sends no messages on this channel
 
     def start(self, environment: Mapping[str, str], sock: int, lifeline: int, output: int) -> LaunchedSession:
@@ -102,7 +102,7 @@ class Launcher:
         return read_tail(self._output)
 
     def end(self) -> None:
-        """End it, and every session that it has forked."""
+        """End the server, and every session that it has forked."""
         self.process.kill()
         self.process.wait()
         self._sock.close()
@@ -132,7 +132,7 @@ class LaunchedSession:
         return self._pid
 
     def wait(self, limit_s: float) -> bool:
-        """Wait at most `limit_s` seconds for its end; return whether it has ended."""
+        """Wait at most `limit_s` seconds for the session to end; return whether it has ended."""
         deadline = time.monotonic() + limit_s
         while not self._has_ended and wait([self._reports], max(0.0, deadline - time.monotonic())):
             try:
@@ -144,7 +144,7 @@ class LaunchedSession:
         return self._has_ended
 
     def kill(self) -> None:
-        """Kill it, and wait until it has ended. A session that is not forked yet will not be forked."""
+        """Kill the session, and wait until it has ended. A session that is not forked yet will not be forked."""
         pid = self.pid
         if pid is None:
             with suppress(OSError):

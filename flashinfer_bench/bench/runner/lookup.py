@@ -31,7 +31,7 @@ from flashinfer_bench.data import Definition
 from flashinfer_bench.errors import ConfigError
 
 LOOKUP_LIMIT_S: Final = 180.0
-"""Seconds for importing torch and the plug-ins, and for the lookup. After that the run is refused."""
+"""Seconds for importing torch and the plug-ins, and for the lookup. After this time the run is refused."""
 NO_DEVICE: Final = {"CUDA_VISIBLE_DEVICES": "", "TRITON_INTERPRET": "1"}
 """Variables of the process. A plug-in must not use a device during its import."""
 

@@ -82,7 +82,7 @@ class SessionConfig(Frame):
     compiles_ahead: bool = False
     """Modules are compiled before their solutions run. The host announces these solutions."""
     expects_new: bool = False
-    """Solutions may still be submitted. Some warm workers are kept for them."""
+    """Solutions may still be submitted. The session keeps some warm workers for such solutions."""
     plug_ins: list[PlugIn] = []
     """Evaluators from outside the package. The session imports them; workers do not."""
     tool: tuple[str, str] | None = None

@@ -61,13 +61,13 @@ class RequestMaker:
         return request, [(job, broken[job.solution_key]) for job in jobs if job.solution_key in broken]
 
     def expect(self, jobs: Iterable[Job]) -> None:
-        """Add later jobs. Their solutions are announced if their first calls compile modules."""
+        """Add later jobs. A solution is announced if its first call compiles modules."""
         for job in jobs:
             self._later.setdefault(job.solution_key, []).append(job)
 
     def announce(self) -> list[Announced]:
-        """Return the added solutions that are built by now, and whose first call compiles modules. Each is returned
-        only once."""
+        """Return the added solutions that are built by now, and whose first call compiles modules. Each solution is
+        returned only once."""
         ready = [key for key, jobs in self._later.items() if self.build_pool.is_ready(jobs[0].solution)]
         found = [self._later.pop(key) for key in ready]
         return [

@@ -45,7 +45,7 @@ class RunMetadata:
         """Shortest time of a right call in ns, without the launch gap; 0 if it is unknown."""
 
     def add_launch_gap(self, gap_ns: int) -> None:
-        """Add the launch gap of a further context. This has no effect after the first measurement is summarised."""
+        """Add the launch gap of one more context. This has no effect after the first measurement is summarised."""
         if gap_ns > 0:
             self._gaps_ns.append(gap_ns)
 

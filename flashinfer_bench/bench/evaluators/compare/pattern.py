@@ -80,7 +80,7 @@ def describe_positions(failing: torch.Tensor) -> str | None:
 
 
 def _describe_axis(failing: torch.Tensor, axis: int) -> tuple[str, bool] | None:
-    """Return words for the failing positions of an axis, and whether these positions have all failures; None if no
+    """Return words for the failing positions of an axis, and whether all failures are at these positions; None if no
     range fits."""
     size = failing.shape[axis]
     counts = failing.movedim(axis, 0).reshape(size, -1).sum(dim=1).cpu()

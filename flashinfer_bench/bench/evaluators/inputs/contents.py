@@ -46,8 +46,8 @@ LONGEST_ROW: Final = 1 << 22
 """Maximum elements that are shuffled together. Longer rows are divided. This many float32 elements fit into a GPU's
 L2."""
 PROBES: Final = range(-3, 0)
-"""Call numbers that no real call has. Their contents show whether an input differs from call to call. There are
-several, because the contents of one may equal the original inputs by chance."""
+"""Call numbers that no real call has. Their contents show whether an input differs from call to call. One number is not
+enough, because its contents may equal the original inputs by chance."""
 COUNTED_TOGETHER: Final = 1 << 26
 """Maximum bytes that are counted at once."""
 LEAST_REACH: Final = 4
@@ -247,7 +247,7 @@ class Contents(_Calls):
 class DealtContents(_Calls):
     """The inputs of a job's calls, which use the evaluator's sets of inputs in turn.
 
-    Call n gets the contents of call n // sets of set n % sets.
+    Call n gets the contents with number n // sets of the set with index n % sets.
 
     Args:
         each: the contents of each set; all have the same shapes, dtypes and single values.

@@ -150,7 +150,7 @@ def part_of(axis: int, *, offset: int = 0, late: bool = False) -> Support:
     """Choose every second position in one half of an axis.
 
     A solution that reads only one half, or every second position, misses the chosen part in one of two calls. Parts 0
-    and 1 together cover both halves, and even and odd positions. Parts 2 and 3 together also cover all of these.
+    and 1 together cover both halves, and even and odd positions. The same is true of parts 2 and 3.
 
     Args:
         axis: -1 or -2.

@@ -79,7 +79,7 @@ draws changes this choice, too. On well-conditioned rows, even kernels with four
 within the limit."""
 STRESS_SLACK: Final = 16.0
 """Slack on stress inputs, in multiples of a row's change under rounding. In some definitions, rounding changes all
-rows. Even in these, a solution that skips work exceeds this slack; kernels in scaled fp8 stay below it."""
+rows. Solutions of such definitions exceed this slack if they skip work, but not if they compute in scaled fp8."""
 STRESS_ROUNDING: Final = Rounding(0.05, 1.0, judges_small=True, slack=STRESS_SLACK)
 """For inputs of stress cases. The size is twice the rounding error of fp8, because solutions may round their operands
 to fp8. Softmax or gates may then switch between 0 and 1. A product of two inputs stays well-conditioned."""

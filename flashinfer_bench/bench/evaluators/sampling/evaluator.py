@@ -47,8 +47,8 @@ from flashinfer_bench.errors import DefinitionFault
 
 CPU: Final = torch.device("cpu")
 TIMED_DRAWS: Final = 96
-"""Minimum number of judged draws in each timed trial. With these, a sampler that always draws the likeliest token
-passes only if this token has more than nine tenths of the mass."""
+"""Minimum number of judged draws in each timed trial. With this many draws, a sampler that always draws the likeliest
+token passes only if this token has more than nine tenths of the mass."""
 TIME_LIMIT_S: Final = 20.0
 """Seconds after which no more calls on flattened rows are made. A sampler under Triton's interpreter is so slow that it
 needs this limit. A cheating sampler gains nothing by being slow."""
@@ -64,10 +64,10 @@ DETECTABLE: Final = 5.5
 
 POWER: Final = "power"
 CHANCE_UNSEEN: Final = 3e-8
-"""Probability that a right sampler has no draw in a range of mass `least_shift`. It is so small that such a gap rejects
-a sampler."""
+"""Probability that a right sampler has no draw in a range of mass `least_shift`. The probability is so small that a
+sampler without such draws is rejected."""
 FLATTEST, SHARPEST = 0.002, 0.012
-"""The largest probability of a flattened row lies between these, if LEAST_FACTOR allows it."""
+"""The largest probability of a flattened row lies between these bounds, if LEAST_FACTOR allows it."""
 LEAST_FACTOR: Final = 0.05
 """Smallest factor by which logits are multiplied. A smaller factor could make all probabilities tie, and then filters
 may keep any of them."""
@@ -285,7 +285,7 @@ class DrawJudge:
         """Return the quantiles of draws [orders, calls, rows] and the largest probabilities [calls, rows].
 
         If a draw is forbidden, return the verdict instead. Calls on the same inputs must be adjacent. Inputs with equal
-        numbers of calls are processed at once, as rows of one problem, which is far faster on a GPU than one by one.
+        numbers of calls are processed at once, as rows of one problem. A GPU would need far longer for them one by one.
         """
         by_count: dict[int, list[tuple[SamplingProblem, torch.Tensor]]] = defaultdict(list)
         for _, group in groupby(calls, key=lambda call: id(call.inputs)):

@@ -1,7 +1,7 @@
 """The Renormalised evaluator: a filter keeps the largest probabilities of a row and scales them to a sum of one.
 
 Nearly all elements are zero, so the share of matching elements means little. A row is judged by its kept entries, as
-`rules` explains. No kept entry may be smaller than a dropped one. The value of a kept entry must be its input divided
+`rules` explains. No kept entry may be smaller than a dropped entry. The value of a kept entry must be its input divided
 by the sum of the kept inputs.
 """
 
@@ -21,7 +21,7 @@ from flashinfer_bench.data import Correctness, Definition
 from flashinfer_bench.data.dtypes import DTYPES
 
 TIE: Final = 1e-6
-"""Inputs whose relative difference is at most this count as equal."""
+"""Inputs count as equal if their relative difference is at most this number."""
 BOUNDARY_MASS: Final = 1e-3
 """Sums are rounded, so the boundary of top_p may be off by this mass."""
 
@@ -59,7 +59,7 @@ def find_problem(problem: SamplingProblem, got: torch.Tensor, rtol: float) -> tu
 
     Args:
         problem: the probabilities [rows, entries], and the filter.
-        got: the solution's output for them, [rows, entries].
+        got: the solution's output for the problem, [rows, entries].
         rtol: allowed relative error of a kept value.
     """
     weights, kept = problem.probabilities, got > 0

@@ -1,9 +1,9 @@
 """The tokens that a sampler may draw, and the quantile of each draw in its required distribution.
 
 Filters act on the probabilities of a row, sorted from the largest:
-* top-k keeps the first k tokens. A k below 1 or above the vocabulary keeps all.
-* top-p keeps tokens until their mass reaches p, including the token that crosses p. A p of 1 or more keeps all, a p of
-  0 or less keeps only the largest.
+* top-k keeps the first k tokens. A k below 1 or above the vocabulary keeps all tokens.
+* top-p keeps tokens until their mass reaches p, including the token that crosses p. A p of 1 or more keeps all tokens,
+  a p of 0 or less only the likeliest token.
 * min-p keeps the tokens with at least min_p of the largest probability.
 * With top-k and top-p, top-k comes first, and top-p acts on the kept tokens, rescaled. If the definition's name has
   "joint", both act on the original row.
@@ -105,12 +105,12 @@ class SortedRows:
         """[rows, vocabulary + 1]: at i, the mass of the first i tokens."""
 
     def value(self, rank: torch.Tensor) -> torch.Tensor:
-        """Return the probability at a rank; 0 beyond the last."""
+        """Return the probability at a rank; 0 beyond the last rank."""
         result = -self._negative.gather(1, rank.clamp(0, self.vocabulary - 1))
         return torch.where(rank < self.vocabulary, result, 0.0)
 
     def count_above(self, value: torch.Tensor, *, or_equal: bool = False) -> torch.Tensor:
-        """Count the tokens with a larger (or equal) probability."""
+        """Count the tokens whose probability is above `value`, or equal to it if `or_equal`."""
         wanted = value.neg().to(self._negative.dtype).contiguous()
         return torch.searchsorted(self._negative, wanted, right=or_equal)
 

@@ -1,13 +1,13 @@
 """The Speculative evaluator, for chain speculative sampling (C. Chen et al., arXiv 2302.01318).
 
 A drafted token has the probability p in the target and q in the draft. It is accepted with the chance min(1, p / q).
-After the first rejection, a token is drawn from max(0, target - draft), rescaled. If no token is rejected, one is
-drawn from the target's last row.
+After the first rejection, a token is drawn from max(0, target - draft), rescaled. If no token is rejected, another
+token is drawn from the target's last row.
 
-The outputs are random. Their form is checked exactly. Three values are tested against their distribution, by quantiles
-as in `rules`: the number of emitted tokens, the number of tokens that are accepted if each is judged alone, and the
-last token. The values of timed calls are tested, too, because a solution could detect that the inputs of timed calls
-never repeat.
+The outputs are random, but their form is checked exactly. Three values are tested against their distribution, by
+quantiles as in `rules`: the number of emitted tokens, the number of tokens that are accepted if each is judged alone,
+and the last token. The values of timed calls are tested, too, because a solution could detect that the inputs of timed
+calls never repeat.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ class Chain:
         p, q = (source.gather(-1, drafted[..., None])[..., 0] for source in (target[:, : self.count], draft))
         accept = torch.where(q > 0, p / q, 1.0).clamp(max=1.0)
         reached = pad(accept.cumprod(dim=1), (1, 0), value=1.0)
-        accepted = torch.zeros_like(reached)  # probability of each number of tokens, if each is accepted alone
+        accepted = torch.zeros_like(reached)  # probability of each count, if each token is judged alone
         accepted[:, 0] = 1.0
         for share in accept.T[..., None]:
             accepted = accepted * (1 - share) + pad(accepted[:, :-1], (1, 0)) * share

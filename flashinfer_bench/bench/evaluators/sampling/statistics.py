@@ -66,12 +66,13 @@ def measure_shares(lines: torch.Tensor, groups: tuple[int, int] = GROUPS) -> flo
 def measure_omission(quantiles: torch.Tensor, least_share: float) -> float:
     """Test whether draws are lacking at an end of [0, 1); return the p-value.
 
-    A sampler that omits the likeliest or the unlikeliest tokens has no draws there. Groups of equal share show such a
-    gap only if a whole group lies in it.
+    A sampler that omits the likeliest or the unlikeliest tokens has no draws at that end. Groups of equal share show
+    such a gap only if a whole group lies in it.
 
     Args:
         quantiles: the draws.
-        least_share: width of the smallest gap that must show; widths of twice, four times... are tried, too.
+        least_share: width of the smallest gap that must show. Twice this width, four times this width, and so on are
+            tried, too.
     """
     chances: list[float] = []
     width, draws = least_share, quantiles.numel()

@@ -56,7 +56,7 @@ def judge_choice(offer: Offer, chosen: torch.Tensor, *, name: str) -> Verdict:
     inside, due = torch.arange(size, device=device) < lengths, lengths.clamp(max=most)
 
     def last(side: torch.Tensor) -> torch.Tensor:
-        """Return for each row the lowest score that a right choice by these scores includes [rows, 1]."""
+        """Return the `due`-th largest score of each row [rows, 1]: the lowest in a right choice by these scores."""
         best = torch.where(inside, side, -torch.inf).topk(min(most, size), dim=1).values
         return torch.where(due > 0, best.gather(1, (due - 1).clamp(min=0)), -torch.inf)
 

@@ -75,7 +75,8 @@ class IndexerProblem:
     queries: torch.Tensor
     """[sequences, heads, dim], any float dtype."""
     keys: torch.Tensor
-    """Packed: bytes [pages, page size, 1, dim + 4]. Else floats [pages, page size, dim], or with a 1 before dim."""
+    """Packed: bytes [pages, page size, 1, dim + 4]. Else floats [pages, page size, dim] or [pages, page size, 1,
+    dim]."""
     weights: torch.Tensor
     """[sequences, heads]."""
     lengths: torch.Tensor

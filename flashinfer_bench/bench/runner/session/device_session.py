@@ -79,11 +79,11 @@ from flashinfer_bench.worker.arena import CudaMemoryError
 
 OUT_OF_MEMORY: Final = (torch.OutOfMemoryError, MemoryError, CudaMemoryError)
 LARGE_CACHE_BYTES: Final = 8 << 30
-"""If torch's cache of unused memory has more bytes, it is freed before a solution runs."""
+"""A cache of unused memory in torch that exceeds this is freed before a solution runs."""
 KEPT_BYTES: Final = 4 << 30
 KEPT_SHARE: Final = 16
-"""Prepared baselines hold at most KEPT_BYTES, and at most 1/KEPT_SHARE of the device's memory. Further baselines are
-made again for their jobs."""
+"""Prepared baselines hold at most KEPT_BYTES, and at most 1/KEPT_SHARE of the device's memory. A baseline beyond these
+limits is made again for its job."""
 LARGE_ARENA_BYTES: Final = 1 << 30
 """An arena of more bytes is freed before a request of another definition. That definition's reference may need the
 memory."""
@@ -180,7 +180,7 @@ class DeviceSession:
 
         Args:
             request: the running request.
-            left: its remaining jobs.
+            left: the remaining jobs of this request.
             ahead: the next request, if it is known.
             announced: solutions of later requests to compile.
         """
@@ -333,7 +333,8 @@ class DeviceSession:
         return JobResult(outcome, "".join(self._printed), extra, ran_out)
 
     def _judge_in_workers(self, job: JobContext) -> JobOutcome:
-        """Judge the solution. Repeat this after a slow context, a signal that ended the worker, or too little memory.
+        """Judge the solution. Judge it again after a slow context, a signal that ended the worker, or too little
+        memory.
 
         Memory may be missing because the previous job's memory was not free yet.
         """
@@ -400,7 +401,7 @@ class DeviceSession:
         wrong: Rejected | None = None
         if kernel.is_meaningful:
             self._say(job, EXPECTED_PHASE)
-            kernel.worker.pause()  # on a CPU its processes must not slow the reference down
+            kernel.worker.pause()  # on a CPU the worker's processes must not slow the reference down
             wrong = judge_reads(job, kernel.reads, baseline, replace(self._context(job), notes={}))
         planned = kernel.planned_stress()
         wrong = wrong or judge_stress(job, kernel.stress_calls, baseline, self._context(job), planned)
@@ -485,8 +486,8 @@ class DeviceSession:
         return job.baseline
 
     def _find_compiled(self, job: JobContext, baseline: Baseline, phase: str) -> dict[str, Any] | None:
-        """Return the record of a timed job's compiled reference, timed now if there is no record; None if the run
-        wants no compiled reference."""
+        """Return the record of a job's compiled reference; time the reference if there is no record. None if the job is
+        not timed, or the run wants no compiled reference."""
         if self._compiled is None or not job.workload.timed:
             return None
         if job.key not in self._compiled_records:
@@ -538,7 +539,8 @@ class DeviceSession:
         )
 
     def _let_go(self) -> None:
-        """On a GPU, begin to end the worker if the next job does not need it. It ends during the rest of this job."""
+        """On a GPU, begin to end the worker if the next job does not need it. The worker ends during the rest of this
+        job."""
         if self._is_gpu and (self._session_config.isolated or self._comes_next not in ("", self._serves)):
             self._take_output()
             self._pool.discard()

@@ -45,7 +45,7 @@ INTERPRETED: Final = {
 AUTO_SAMPLES: Final = 50, 20
 """Maximum and minimum number of samples of a trial if `iterations` is "auto"."""
 REFERENCE_PRECISION: Final = 0.01
-"""Largest relative half-width of a reference's interval. All speed-ups of its workload depend on it."""
+"""Largest relative half-width of a reference's interval. All speed-ups of a workload depend on its reference."""
 AHEAD_MS: Final = 0.5
 AHEAD_BYTES: Final = 1 << 25
 """Expected outputs are computed while a worker runs if the reference takes less than AHEAD_MS, and a call's outputs
@@ -254,7 +254,7 @@ def find_floor_ms(definition: Definition, workload: Workload, device: Any, claim
     peak = find_peak(device.name)
     if peak is None:
         return 0.0
-    # Units are kHz and bits. A card with faster memory than its name says, or with raised clocks, reads faster.
+    # Units are kHz and bits. A card whose memory or clocks are faster than usual for its name reads faster.
     by_clock = 2e3 * getattr(device, "memory_clock_rate", 0) * getattr(device, "memory_bus_width", 0) / 8 / 1e12
     bytes_per_ms = max(peak.tb_per_sec, by_clock) * TERA * SLACK / 1e3
     l2_bytes = float(max(peak.l2_bytes, device.L2_cache_size))

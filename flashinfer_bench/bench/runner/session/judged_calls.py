@@ -37,20 +37,20 @@ from flashinfer_bench.timing.libraries import COPIES, LibraryCalls
 ENOUGH_READS: Final = 9
 """Maximum number of calls of a chain, and of a batch, that are compared if the reference is slow. Without a chain or a
 batch, the limit holds for the samples. A solution that skips half of these calls rarely passes. A chain of small calls
-keeps fewer calls."""
+keeps fewer calls than this."""
 MOST_BYTES: Final = 4 << 30
-"""If the reference's outputs have more bytes, the calls so far are judged before the reference is called again."""
+"""If the reference's outputs exceed this, the calls so far are judged before the reference is called again."""
 LONG_S: Final = 0.2
 SLOW_S: Final = 1.0
 """After this many seconds in the reference, only needed calls are compared. The limit is LONG_S if ENOUGH_READS calls
 were compared, else SLOW_S for each trial."""
 MOST_S: Final = 60.0
-"""Maximum seconds in the reference for needed calls (`sort_reads`), not counting its first call. The host's
-PHASE_GRACE_S is twice as long."""
+"""Maximum seconds in the reference for needed calls (`sort_reads`), without the first call. The host's PHASE_GRACE_S is
+twice as long."""
 TOO_SLOW: Final = "the reference takes too long to compare enough of the calls that it was held against"
 PATIENCE_S: Final = 4.0
-"""Seconds for the reference's calls on stress cases. The reference needs more only if its time was unknown, or measured
-far too short."""
+"""Seconds for the reference's calls on stress cases. The reference needs more seconds only if its time was unknown, or
+measured far too short."""
 TOGETHER_BYTES: Final = 1 << 24
 """If a call's outputs have at most this many bytes, all stress calls are judged together. Their expected outputs are
 all in memory then."""
