@@ -2,9 +2,9 @@
 
     queue → batch (its solutions are built) → session of a device slot → verdict, fault or notice
 
-A session is sent its next batch early, so that it prepares workers, and begins the batch at the message `begin`. A
-batch that was not begun is taken back if another device would idle, or if the order of the queue has changed. A job
-with a lost session runs once more on a fresh session; the second loss is a fault. Compilers run at the same time
+A session gets its next batch early, to prepare workers. It begins the batch at the message `begin`. A batch that was
+not begun is taken back if another device would idle, or if the order of the queue has changed. A job with a lost
+session runs once more on a fresh session; the second loss is a fault. Compilers run at the same time
 (`compile/build_pool.py`); in a run on a CPU they end before the first job begins.
 
 One thread drives the loop with one select. It judges nothing, makes no traces, and knows no submissions: see
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     Session: TypeAlias = "SessionClient | RemoteSession"
 
 POLL_S: Final = 1.0
-"""Longest wait of one step of the loop, unless its caller passes another."""
+"""Longest wait of one step of the loop, in seconds. A caller of `step` can pass another limit."""
 FAILED_STARTS: Final = 2
 """A device is given up after this many sessions that did not start."""
 
@@ -66,15 +66,15 @@ class Rules:
 
     retry_device_s: float | None = None
     """Seconds after which a lost device is tried again, in a loop with a stream of solutions. None: a lost device is
-    not tried again. In that case it is an error if another run locks the last device for too long."""
+    not tried again, and a run whose last device stays locked by another run fails."""
     compiles_ahead: bool = False
     """Whether the session of the only device compiles ahead, if a first call would take minutes."""
     one_worker_a_job: bool = False
-    """Each job gets its own worker, whatever the configuration says."""
+    """Whether each job gets its own worker, whatever the configuration says."""
 
     @property
     def is_resident(self) -> bool:
-        """Whether solutions keep coming, and sessions stay for them."""
+        """Whether sessions stay, because more solutions can come."""
         return self.retry_device_s is not None
 
 
@@ -87,9 +87,9 @@ class DeviceSlot:
     begun: dict[int, Job] = field(default_factory=dict)
     """Jobs of its batch without an answer yet, in order."""
     ahead: dict[int, Job] = field(default_factory=dict)
-    """Jobs of the batch that its session was sent, and has not begun."""
+    """Jobs of the batch that was sent to the session, which has not begun this batch."""
     current: int | None = None
-    """The job that runs or gets its baseline. It is blamed if the session is lost."""
+    """The job that runs or gets its baseline. This job is blamed if the session is lost."""
     started: int | None = None
     """The job whose start was reported last."""
     is_blamed: bool = False
@@ -190,8 +190,7 @@ class Scheduler:
                 slot.given_up_at, slot.failed_starts = None, 0
 
     def remove(self, indices: Iterable[int]) -> list[Job]:
-        """Remove and return the jobs that no session has begun. Jobs that a session has begun continue, and are
-        answered."""
+        """Remove and return the jobs that no session has begun. All other jobs go on, and get their answers."""
         wanted = set(indices)
         for slot in self.slots:
             if not wanted.isdisjoint(slot.ahead):

@@ -104,8 +104,8 @@ class Task(Submission):
     def result(self, timeout_s: float | None = None) -> list[Trace]:
         """Wait for the task, and return its traces in the order of the workloads.
 
-        If a call on one workload ran out of time, that workload is a TIMEOUT. Workloads that were skipped because of
-        this have no trace.
+        A workload on which a call ran out of time has a trace with TIMEOUT. The workloads that were skipped after a
+        TIMEOUT have no trace.
 
         Args:
             timeout_s: seconds to wait, at most; None waits without a limit.
@@ -114,7 +114,7 @@ class Task(Submission):
             TimeoutError: it has not ended by then. It continues.
             TaskFailed: a job has no verdict. `traces` has the traces of the other jobs.
             TaskCancelled: it was cancelled.
-            EngineClosed: the engine was closed before.
+            EngineClosed: the engine was closed before the task ended.
         """
         try:
             return self._end.result(None if timeout_s is None else min(timeout_s, threading.TIMEOUT_MAX))
@@ -122,7 +122,7 @@ class Task(Submission):
             raise TimeoutError(f"task {self.id} is {self.state} after {timeout_s:g} s") from None
 
     def cancel(self) -> bool:
-        """Cancel the task; return whether it was open. A running job may end, and its verdict is dropped."""
+        """Cancel the task; return whether it was open. A running job goes on, but its verdict is dropped."""
         if self.is_done:
             return False
         self._cancel(self)
@@ -180,7 +180,7 @@ class Task(Submission):
             self.keep(result)
 
     def keep(self, result: Trace | JobFaulted) -> None:
-        """Store the result of a workload; end with the last one."""
+        """Store the result of a workload; end the task after the last workload."""
         self._is_running = True
         if isinstance(result, JobFaulted):
             self._faults.append(result)

@@ -6,8 +6,8 @@
       required_matched_ratio: 0.98
 
 A set is trusted like its references, which decide what is right. So its tolerances hold for its own definitions. They
-beat the bundled settings, and the user's settings beat them. The tolerance in a workload's line beats the file; it
-counts if the workload lies in the same root as its definition.
+beat the bundled settings, and the user's settings beat them. The tolerance in a workload's line beats the file, if the
+workload lies in the same root as its definition.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def own_tolerance(trace_set: TraceSet, definition: str, workload: Workload) -> M
     given = workload.tolerance
     if given is None or not trace_set.is_of_one_root(definition, workload.uuid):
         return None
-    is_summed = given.max_atol is not None or given.max_rtol is not None  # the format adds these two together
+    is_summed = given.max_atol is not None or given.max_rtol is not None  # in the format, the two limits are added
     values = {
         "rtol": given.max_rtol,
         "atol": given.max_atol,

@@ -1,6 +1,6 @@
 """The inputs of a workload in this process, for debugging: NOTHING IS ISOLATED, and nothing is secret.
 
-They are made as a run makes them. A run draws them in a process that no solution shares, from a secret seed.
+A run makes inputs in the same way, but in a process that no solution shares, and from a secret seed.
 """
 
 from __future__ import annotations

@@ -142,7 +142,7 @@ def sort_reads(reads: Sequence[Sequence[ReadCall]]) -> tuple[list[ReadOf], list[
 def plan_stress(job: JobContext, baseline: Baseline | None = None) -> StressPlan | None:
     """Return the plan of a job's stress cases; None if its evaluator judges usual inputs only.
 
-    If no floats are judged on other inputs, the notes get the reason.
+    If no floats are judged on stress inputs, the notes get the reason.
 
     Args:
         baseline: the reference's outputs for usual inputs, and its latency.
@@ -173,7 +173,7 @@ def judge_stress(
 
     Args:
         baseline: expected outputs for usual inputs.
-        planned: the cases of the job, assuming that its calls and the reference are quick.
+        planned: the cases of a job whose calls and reference are quick.
     """
     judging = _Judging(job, baseline, context)
     is_small = bytes_of(baseline.outputs[0]) <= TOGETHER_BYTES
@@ -194,7 +194,7 @@ def judge_stress(
 def judge_library_calls(notes: dict[str, Any], policy: LibraryCalls) -> Rejected | None:
     """Apply the policy to a right solution whose kernels are all a library's: flag its time, or refuse it.
 
-    A refusal says nothing about the outputs, so its status is that of a refused run. If kernels are unknown, nothing is
+    A refusal says nothing about the outputs, so the status is RUNTIME_ERROR. If kernels are unknown, nothing is
     refused, and a flag says so.
 
     Args:
@@ -301,7 +301,7 @@ class _Judging:
         return None
 
     def _record(self, case: str, what: str) -> None:
-        """Record the result of a case, unless another call or output of the case has a better result."""
+        """Record the latest result of a case. No result replaces JUDGED, and only JUDGED replaces IN_PART."""
         before = self.reported.get(case)
         if before != JUDGED and (before != IN_PART or what == JUDGED):
             self.reported[case] = what

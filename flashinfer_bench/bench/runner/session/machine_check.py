@@ -35,8 +35,8 @@ from flashinfer_bench.errors import BuildFault, DeviceFault, Fault, SolutionFail
 PROGRAM_S: Final = 240.0
 """Seconds for loading and calling one of our programs. torch.compile and nvcc take a minute on a busy machine."""
 BELIEVED_S: Final = 60.0
-"""Seconds for which a failure of our program is cached. Then the program is tried again, since a full disk may have
-room again."""
+"""Seconds for which a failure of our program is cached. A later try may succeed, for example if a full disk has room
+again."""
 SHAPE: Final = (1024,)
 CURES: Final = (
     (

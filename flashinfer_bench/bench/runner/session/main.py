@@ -40,13 +40,13 @@ from flashinfer_bench.timing.flush import kernel_image
 
 REPORTED_PACKAGES: Final = ("triton", "flashinfer-python", "cupti-python", "numpy", "apache-tvm-ffi")
 FIRST_BATCH_S: Final = 0.5
-"""Seconds after which the first batch of baselines takes no further baseline. They are few, so that the first verdict
-comes soon."""
+"""Seconds after which the first batch of baselines takes no further baseline. The limit is low, so that the first
+verdict comes soon."""
 LATER_BATCH_S: Final = 4.0
 """Like FIRST_BATCH_S, but for later requests, whose first verdict is not urgent."""
 BATCH_GROWTH: Final = 4
-"""Each further batch of a request may last this many times as long as the batch before. A batch costs two workers, so
-batches must be few."""
+"""Each batch of a request may last this many times as long as the previous batch. A batch costs two workers, so batches
+must be few."""
 
 
 def serve(opened: OpenedSession) -> None:
@@ -58,7 +58,7 @@ def serve(opened: OpenedSession) -> None:
     if opened.context is not None:
         import_cupti()  # while the driver makes the context
         if session_config.needs_triton:
-            with contextlib.suppress(ImportError):  # comparisons work without it
+            with contextlib.suppress(ImportError):  # comparisons do not need Triton's driver
                 importlib.import_module("triton.runtime.driver")
         opened.context.join()
         torch.zeros(1, device=device)

@@ -128,7 +128,8 @@ def import_judge() -> ModuleType:
 
 @contextmanager
 def open_session(fd: int) -> Iterator[OpenedSession]:
-    """Open the session of the host at the other end of a socket. Its workers end at the exit of the context.
+    """Open the session of the host at the other end of a socket. The session's workers end at the exit of this context
+    manager.
 
     Call it before the device is used or threads are started.
     """

@@ -58,7 +58,7 @@ def make_evaluation(
             extra = extra if outcome.integrity is None else {**extra, "integrity": dict(outcome.integrity)}
         if status is not EvaluationStatus.INCORRECT_NUMERICAL:
             correctness = None
-        elif correctness is None:  # rejected before its values were compared
+        elif correctness is None:  # the outputs were rejected before any value was compared
             correctness = Correctness(max_relative_error=float("inf"), max_absolute_error=float("inf"))
     if correctness is not None and correctness.extra:
         found = to_json_value(correctness.extra, "correctness.extra")
@@ -92,11 +92,11 @@ def to_json_value(value: Any, path: str = "") -> Any:
     """Return a value in JSON form: arrays as lists, paths and times as text, enums as their values.
 
     Args:
-        value: consists of values that pydantic serializes, arrays and tensors.
+        value: consists of arrays, tensors, and values that pydantic serializes.
         path: its name in messages.
 
     Raises:
-        NotPlain: it has another type, contains itself, or has too many values.
+        NotPlain: the value has an unsupported type, contains itself, or has too many parts.
     """
     left = MOST_VALUES
 

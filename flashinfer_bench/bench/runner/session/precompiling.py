@@ -65,7 +65,7 @@ class Terms(NamedTuple):
 
 
 TERMS: Final = {FirstCall.TRITON: Terms(60.0, 10.0), FirstCall.MODULES: Terms(400.0, 240.0, most_compilers=8)}
-"""Only kinds whose compilers run without a GPU."""
+"""Limits of each kind whose compilers run without a GPU."""
 
 Wanted = tuple[RequestedSolution, Any, list[Any]]
 """A solution to precompile, its definition and its workloads; the last two as objects or as JSON-able values."""
@@ -165,7 +165,7 @@ class Precompiler:
 
         Args:
             most_s: maximum seconds of the wait.
-            report: called if there is a worker to wait for. Then the result is True.
+            report: called if there is a worker to wait for; only then is the result True.
         """
         self._settled.add(digest)
         running = self._running.get(digest)

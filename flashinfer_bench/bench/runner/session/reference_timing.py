@@ -40,7 +40,7 @@ from flashinfer_bench.timing.nvml import read_gpu_settings, read_gpu_state
 
 OWN_EVALUATORS: Final = "flashinfer_bench."
 PASSING: Final = frozenset({"throttled", "other_processes", "mixed_methods"})
-"""Flags of a temporary disturbance. A baseline with one of these is not cached."""
+"""Flags of a temporary disturbance. A baseline with one of these flags is not cached."""
 OWN_DOING: Final = frozenset({"power_cap"})
 """Reasons for throttling that the call itself causes each time: long matrix products draw all the power."""
 KNOWN: Final = 0.02
@@ -48,7 +48,7 @@ KNOWN: Final = 0.02
 SAME_CLOCK: Final = 0.03
 """Largest relative difference of two SM clocks that count as equal. Drivers do not report locked clocks."""
 COMPILE_S: Final = 600.0
-"""Further seconds for a compiled reference, since max-autotune builds many kernels."""
+"""Additional seconds for a compiled reference, since max-autotune builds many kernels."""
 COMPILED_CALLS: Final = 3
 """Number of untimed first calls of a compiled reference: one compiles, one captures CUDA graphs, one replays them."""
 COMPILED: Final = """\
@@ -187,8 +187,7 @@ def is_disturbed(measured: Measured) -> bool:
 
 
 def move_to_gap(measured: Measured, gap_ns: int) -> Measured:
-    """Return a measurement with this run's launch gap in place of its own, since all latencies of this run contain that
-    gap."""
+    """Return a cached measurement with this run's launch gap in place of the earlier run's gap."""
     record = measured.record
     if not record.get("operations") or record.get("launch_gap_ns", gap_ns) == gap_ns:
         return measured
@@ -213,8 +212,8 @@ class ReferenceTimer:
     """Mode of torch.compile; empty to time the references as they are."""
     _known: dict[BaselineKey, Measured] = field(default_factory=dict)
     _forgotten: set[BaselineKey] = field(default_factory=set)
-    """Workloads whose time was forgotten once. Their next time is measured, not read from the cache, and is never
-    forgotten."""
+    """Workloads whose time was forgotten once. The next time of such a workload is measured, even if one is cached, and
+    never forgotten."""
 
     def __post_init__(self) -> None:
         """Give compiled references keys of their own in the cache."""
@@ -234,7 +233,8 @@ class ReferenceTimer:
         """Forget a reference's time if its context is slower than the best context so far; return whether it was
         forgotten.
 
-        The first contexts of a session may all be slow. Then a solution equal to the reference would seem faster.
+        The first contexts of a session may all be slow. Later workers with fast contexts would make a solution seem
+        faster than an equal reference.
         """
         known = self._known.get(key)
         if known is None or key in self._forgotten:
@@ -284,7 +284,7 @@ class ReferenceTimer:
         *,
         is_retried: bool = False,
     ) -> Measured:
-        """Time the reference. Repeat once if a signal from outside may have ended its worker."""
+        """Time the reference. Time it once more if a signal from outside may have ended the worker."""
         try:
             kernel, start = self._open(job), time.monotonic()
             kernel.call_once(input_sets[0])  # compilation in the first call is no part of a measurement

@@ -144,7 +144,7 @@ class SharedArena:
         return max(self.size, (self._home or self._nothing).block.numel())
 
     def reserve(self, size: int) -> None:
-        """Make the arena at least `size` bytes large. If it grows, its content is lost.
+        """Make the arena at least `size` bytes large. The content of an arena that grows is lost.
 
         The old memory stays until drop_retired, since a worker may still map it.
         """
@@ -160,8 +160,8 @@ class SharedArena:
     def renew(self) -> None:
         """Prepare the arena for a new worker. Call it when no other worker maps the arena any more.
 
-        A memory file is replaced. Device memory is only wiped: that takes less time, and reads stay as fast as before,
-        since their speed depends on the address.
+        A memory file is replaced. Device memory is only wiped. Wiping is quicker, and keeps the address, which decides
+        how fast reads are.
         """
         if self.device.type == "cpu":
             self._retire()
@@ -201,7 +201,7 @@ class SharedArena:
         self.generation += 1
 
     def drop_retired(self) -> None:
-        """Free the retired memory. Call it when no worker maps it any more."""
+        """Free the retired memory. Call it after all workers that map this memory have ended."""
         for memory in self._retired:
             memory.free()
         self._retired.clear()

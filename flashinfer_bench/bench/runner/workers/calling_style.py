@@ -62,7 +62,7 @@ def choose_style(
             default.
 
     Raises:
-        SolutionFailure: COMPILE_ERROR; the entry function cannot be called in this style. The message shows both
+        SolutionFailure: the entry function cannot be called in this style (COMPILE_ERROR). The message shows both
             signatures.
     """
     if declared is None and signature is None and not is_python:

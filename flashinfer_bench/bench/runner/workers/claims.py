@@ -38,7 +38,7 @@ def check_returned(returned: list[Returned], outputs: list[OutputSpec], device_t
     """Compare the values of a value-returning solution with the definition: count, then shapes, then dtypes.
 
     Raises:
-        SolutionFailure: with the status of the first mismatch.
+        SolutionFailure: a value does not fit; the status is that of the first mismatch.
     """
     if len(returned) != len(outputs):
         names = ", ".join(output.name for output in outputs)

@@ -51,17 +51,18 @@ from flashinfer_bench.worker.protocol import (
 )
 
 CALLING: Final = ("calls", "burst", "relay")
-"""Requests that run the solution. If it raises, its worker can still serve the next job."""
+"""Requests that run the solution. A worker whose solution raises an exception here can still serve the next job."""
 REASON_CHARS: Final = 200
 """Maximum characters of an exception's message in the first line of an error. Tables do not show a longer line."""
 NATIVE_FRAME: Final = "/tvm_ffi/"
-"""Part of a frame of tvm-ffi in a traceback. Its errors have a line only if the solution raises them by its macro."""
+"""Part of a frame of tvm-ffi in a traceback. An error in compiled code has a line only if the solution raises it by
+tvm-ffi's macro."""
 NATIVE_LOCATION: Final = "in compiled code (TVM_FFI_THROW names the line)"
 TIMES_REFERENCE, TIMES_FIRST, TIMES_SLOWEST = 50, 3, 10
 """A call's limit is at least these multiples of the time of the reference, the first call, and the slowest later call.
 The first call may have compiled, so its time says less."""
 QUICK_REQUEST_S: Final = 0.1
-"""If a request of some calls takes fewer seconds, the next request may have twice as many calls."""
+"""After a request that took less time than this, the next request may have twice as many calls."""
 
 Answer = TypeVar("Answer", bound=Claim)
 
@@ -85,7 +86,7 @@ class RemoteKernel:
 
     Args:
         worker: a worker that is ready.
-        metadata: the solution's names. The style in it is set when the solution is loaded.
+        metadata: the solution's names. `load` sets the calling style in it.
     """
 
     def __init__(self, worker: WorkerProcess, tools: SessionTools, task: KernelTask, metadata: KernelMetadata) -> None:
@@ -102,14 +103,14 @@ class RemoteKernel:
         self._style = CallingStyle("dps" if metadata.destination_passing_style else "value", FORMAT_DEFAULT)
         self._arena = tools.arena
         self._has_called = False
-        """A call of this job has ended. Only the first call may compile."""
+        """Whether a call of this job has ended. Only the first call may compile."""
         self._first_s = self._slowest_s = 0.0
         """Seconds of the first call without compilation, and of the slowest later call."""
         self._watch = CallWatch(worker, task.call_timeout_seconds or inf)
         self._buffers: CallBuffers | None = None
         self._measuring: Measuring | None = None
         self._laid_out = False
-        """The worker knows the buffers."""
+        """Whether the worker knows the buffers."""
 
     @property
     def calling_style(self) -> CallingStyle:

@@ -52,11 +52,11 @@ class MeasurePlan:
     reads: int = 0
     """Number of calls of a trial that are compared, not counting the call on the evaluator's own inputs."""
     stops_early: bool = False
-    """A slow call gets no more samples than its median needs."""
+    """Whether a slow call gets only the samples that its median needs."""
     fewest: int | None = None
     """Samples after which a trial can stop once it reaches its precision; None to take all samples."""
     makes_up: bool = False
-    """Make further calls if a trial has fewer timed calls than calls to compare."""
+    """Whether more calls are made if a trial has fewer timed calls than calls to compare."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class KernelTask:
     is_reference: bool = False
     """The kernel is the reference: it gets its inputs by name, may change them, and its time is not checked."""
     in_out_inputs: frozenset[str] = frozenset()
-    """Inputs that the reference writes to. A call may change these."""
+    """Inputs that the reference writes to. A call may change these inputs."""
     may_return_inputs: bool = False
     """An output may use the memory of an input, as in the reference."""
     stress: StressPlan | None = None
@@ -94,14 +94,14 @@ class SessionTools:
     """The session's tools for every kernel."""
 
     arena: SharedArena
-    """Shared memory. Its content can be overwritten."""
+    """Shared memory. Every kernel may overwrite its content."""
     run_metadata: RunMetadata
     """Makes a measurement from trials."""
     await_quiet: Callable[[], object]
     """Called before a measurement. It returns when no other process of ours uses the device."""
     is_slowed: Callable[[WorkerProcess, int, float, bool], bool] = lambda *_: False
-    """Returns whether a worker's context slows a call down. Arguments: the worker; the call's number of operations, its
-    nanoseconds, and whether it uses several streams."""
+    """Returns whether a worker's context slows a call down. Arguments: the worker, the call's number of operations, the
+    call's nanoseconds, and whether the call uses several streams."""
     is_starting: Callable[[], bool] = lambda: False
     """Returns whether a context is starting on a GPU."""
     settle: Callable[[bool], bool] = lambda _host_counts: False

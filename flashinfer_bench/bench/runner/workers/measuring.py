@@ -178,7 +178,8 @@ class Measuring:
             reads * sets,
             kernel.check_inputs,
             plan.timing if is_gpu else None,
-            # Calls of a reference are not compared. On a CPU the checks change the caches, so they run here, too.
+            # Calls of a reference are not compared. On a CPU their outputs are still checked, because the checks change
+            # the caches.
             is_idle=task.is_reference and is_gpu,
             has_setup=kernel.worker.has_setup,
             returns=kernel.style != "dps" and bool(task.outputs),
@@ -240,8 +241,8 @@ class Measuring:
     def _bound(self, calls: TimedCalls, costs_ns: Sequence[float], claimed_ms: float, record: dict[str, Any]) -> float:
         """Return the latency to report on a GPU, and record its bound.
 
-        A chain bounds the latency. At full assurance batches bound it as well, if they could raise it. Without a chain,
-        batches or the requests of slow calls bound it.
+        A chain bounds the latency. At full assurance, batches that could raise the latency also bound it. If no chain
+        is run, the bound comes from the requests of slow calls, or from batches.
 
         Args:
             costs_ns: time of each timed call by the session's clock.

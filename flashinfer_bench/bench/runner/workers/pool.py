@@ -11,8 +11,8 @@ few operations has one connection to the GPU, since such a context starts and en
 streams, it is judged again in a usual context.
 
 A context launches fast or slowly from its start to its end, whatever the solution is. A slow context leaves longer gaps
-between operations. So a slow warm worker for calls of several operations is replaced. Any other solution is judged
-again in a fast context if the gaps matter.
+between operations. So a slow warm worker for calls of several operations is replaced. A solution whose worker was not
+replaced is judged again in a fast context if the gaps matter.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ MOST_WARM: Final = {"cuda": 8, "cpu": 4}
 """Maximum number of warm workers. Making a context takes about eight times as long as a short job."""
 MOST_STARTING, FIRST_STARTING = 4, 2
 """Maximum number of workers that start a context at once, counted over all sessions of the machine. Each session may
-start one in any case. The driver makes contexts one after another. FIRST_STARTING holds until a session's first worker
-is ready."""
+start one worker in any case. The driver makes contexts one after another. FIRST_STARTING holds until a session's first
+worker is ready."""
 CORES_PER_START: Final = 4
 """Number of cores of this machine for each starting worker. A measurement needs a free core whenever it launches."""
 WARM_BYTES: Final = {"cuda": 768 << 20, "cpu": 256 << 20}
@@ -118,9 +118,9 @@ class Made:
     deadline: float
     """Time by which the worker must be ready."""
     is_awaited: bool = False
-    """A job waits for it. If it does not start, that is a fault."""
+    """Whether a job waits for the worker. If so, a failed start is a fault."""
     is_narrow: bool = False
-    """The worker's context has one connection to the GPU."""
+    """Whether the worker's context has only one connection to the GPU."""
     attempt: int = 1
     """Number of workers started so far to get a fast context, including this worker."""
 
@@ -134,8 +134,8 @@ class WorkerPool:
         policies: makes the folders and sandbox policies of workers.
         on_ready: called with each worker that is ready for work.
 
-    `timing_image` is the machine code of the timing kernels. Workers that get it need not assemble it. `precompiling`
-    is the fork server of workers that precompile; None if there are no such workers.
+    `timing_image` is the machine code of the timing kernels, so that workers need not assemble them. `precompiling` is
+    the fork server of workers that precompile; None if there are no such workers.
     """
 
     def __init__(
@@ -151,7 +151,7 @@ class WorkerPool:
         self.policies, self._on_ready = policies, on_ready
         self.timing_image: bytes | None = None
         self.sees_streams = False
-        """The clock reports whether a solution uses several streams."""
+        """Whether the clock detects the use of several streams."""
         self.precompiling: socket.socket | None = None
         self._precompiles: bool | None = None
         """Result of `hear_ready` for `precompiling`."""
@@ -168,9 +168,9 @@ class WorkerPool:
         self._best_gap_ns = 0
         """Nanoseconds per kernel in a chain of empty kernels, in the best context so far; 0 if it is unknown."""
         self._held: dict[bool, Made] = {}
-        """False → the worker that holds a solution; True → the worker that holds a reference."""
+        """Whether a worker holds a reference, and no solution → the worker."""
         self._is_unbound = False
-        """The worker that holds a reference maps no memory of the session."""
+        """Whether the worker that holds a reference maps no memory of the session."""
         self._ending: list[WorkerProcess] = []
         self._least_overhead: BatchOverhead | None = None
         """Least duration of empty batches in any worker so far."""
@@ -272,7 +272,7 @@ class WorkerPool:
 
     @property
     def has_readers(self) -> bool:
-        """Whether earlier workers that have not ended can use the arena's memory. On a GPU they map it."""
+        """Whether earlier workers that have not ended can use the arena's memory; False on a CPU."""
         self._reap()
         return self._is_gpu and bool(self._ending)
 
@@ -539,7 +539,8 @@ class WorkerPool:
     def may_precompile(self) -> bool:
         """Return whether workers that precompile can be started: their fork server has reported that it is ready.
 
-        The server imports for a second or more. Requests that wait in its socket would fill it and block this process.
+        The server imports for a second or more. Until then, waiting requests would fill the socket and block this
+        process.
         """
         if self.precompiling is not None and not self._precompiles:
             self._precompiles = hear_ready(self.precompiling)

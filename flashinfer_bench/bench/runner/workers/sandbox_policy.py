@@ -5,9 +5,9 @@ packages, the system's programs and libraries, the compilers, and this package. 
 the data set, caches, home folders, and folders of running programs, even if the interpreter is below a home folder. It
 writes to its home, and to its solution's folder of compiled code.
 
-Workers cannot write to `/dev/shm`. Threads, pipes and memory files work without it, and a file there would outlive its
-worker and reach the next worker. Locks, queues and shared memory of multiprocessing do not work. torch.compile, whose
-pool of compilers uses such locks, compiles in the worker instead (`environments.py`).
+Workers cannot write to `/dev/shm`. A file in this folder would outlive its worker and reach the next worker. Threads,
+pipes and memory files do not need the folder. Locks, queues and shared memory of multiprocessing do not work.
+torch.compile, whose pool of compilers uses such locks, compiles in the worker instead (`environments.py`).
 """
 
 from __future__ import annotations
@@ -71,7 +71,8 @@ class PolicyMaker:
 
     @cached_property
     def _path(self) -> str:
-        """The session's PATH without folders that workers cannot read, since their programs could not start."""
+        """The session's PATH without folders that workers cannot read, since programs in these folders could not
+        start."""
         folders = self._environment.get("PATH", os.defpath).split(os.pathsep)
         return os.pathsep.join(one for one in folders if _is_below(os.path.realpath(one), self._readable))
 
@@ -115,7 +116,7 @@ class PolicyMaker:
         return self._cache_root / JIT_FOLDER / digest[:2] / own
 
     def mark_compiled(self, digest: str) -> None:
-        """Record that a solution's kernels are compiled, in a file next to its folder. No worker can write there."""
+        """Record that a solution's kernels are compiled, in a file that no worker can write."""
         with suppress(OSError):  # then the kernels are checked again
             self._mark(digest).touch()
 
@@ -232,7 +233,7 @@ def _find_imported(import_path: Sequence[str]) -> Iterator[str]:
                     one for one in entries if one.suffix in (".py", ".so", ".pyd") or (one / "__init__.py").is_file()
                 )
                 yield from map(str, modules)
-    for name, module in list(sys.modules.items()):  # editable installs on no path have a table of packages
+    for name, module in list(sys.modules.items()):  # editable installs may have a table of packages
         table = getattr(module, "MAPPING", None) if name.startswith("__editable__") else None
         if isinstance(table, dict):
             yield from (str(path) for path in table.values() if Path(str(path)) != PACKAGE)

@@ -83,7 +83,7 @@ class WorkerExit:
     code: int | None
     signal: int | None
     leftover: int
-    """Processes that it left running; they were killed."""
+    """Processes that the worker left running. The supervisor has killed them."""
     over_memory: bool
     over_machine: bool = False
     """The worker was ended because the machine's memory filled up, and no process holds that memory."""
@@ -320,7 +320,7 @@ class WorkerProcess:
             self._read_events(0)
 
     def deafen(self) -> None:
-        """Stop reading answers. Otherwise unread messages of the worker would fill memory."""
+        """Stop reading answers, so that unread messages of the worker do not fill memory."""
         self._selector.unregister(self._sock)
         self._sock.shutdown(socket.SHUT_RD)
 
@@ -414,7 +414,7 @@ class WorkerProcess:
                 self.begin_end()
                 break
             self._stopped = found
-            self._signal_stopped(signal.SIGSTOP)  # stop all again: a process that still ran may have resumed another
+            self._signal_stopped(signal.SIGSTOP)  # a process that still ran may have resumed another process
 
     def resume(self) -> None:
         """Resume the stopped processes."""

@@ -7,9 +7,9 @@ into the slots, and some are compared like the outputs of other calls:
     one call = (batch - an empty batch - copies - BEGIN_NS) / calls - a wait that occurs only in a batch
 
 Results stay in place until the batch is over. Then the session overwrites the inputs, and asks for the results, so that
-copies are no part of a batch's time. A solution that skipped its work cannot do it now, unless it saved the inputs. So
-the time of fetching, apart from the copies, is charged to the calls. Only results that share memory are copied within
-the batch.
+copies are no part of a batch's time. A solution that skipped its work can do this work now only if it saved the inputs.
+So the time of fetching, apart from the copies, is charged to the calls. Only results that share memory are copied
+within the batch.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ BEGIN_NS: Final = 100_000.0
 SLACK_NS: Final = 150_000.0
 """Limit in nanoseconds. After a batch is answered, the session uses the GPU for a moment. If the delay is longer than
 after an empty batch, the difference is charged to the calls. A delay above SLACK_NS means that the worker answered
-before its calls were over. Then the request's overhead is charged too, and the GPU is used again until the calls are
-over."""
+before its calls were over. In this case the request's overhead is charged too, and the GPU is used again until the
+calls are over."""
 STARTS_LATER: Final = 0.15, 5_000.0, 15_000.0
 """A share and two limits in nanoseconds. The part of a call's time between the limits is reduced by the share. In a
 graph of many calls each call starts later than in its own graph."""
@@ -77,13 +77,13 @@ COPIES_SHARE: Final = 0.6
 results share memory, and write results to the slots directly."""
 FETCH_NS: Final = {True: (300_000.0, 4_000.0), False: (500_000.0, 20_000.0)}
 """Nanoseconds allowed for fetching results, besides the copies: for the request, and for each result of a call. True is
-for calls and copies in graphs, False for launches by the host. Further time is charged to the calls."""
+for calls and copies in graphs, False for launches by the host. Time beyond this is charged to the calls."""
 TRIES: Final = 3
 SERIES_S: Final = 0.15
-"""The delay until a batch begins varies, so the fastest batch gives the cost of a call. Batches end when one confirms
-the latency, or after TRIES batches and SERIES_S seconds. Slow batches end after TRIES times SERIES_S seconds. A
-contradiction needs TRIES times as many batches and seconds. If TRIES batches do not resolve a call, no more are
-made."""
+"""The delay until a batch begins varies, so the fastest batch gives the cost of a call. A batch that confirms the
+latency is the last. Without one, batches continue for SERIES_S seconds, and until TRIES batches were made, but at most
+TRIES times SERIES_S seconds. A contradiction needs TRIES times as many batches and seconds. If TRIES batches do not
+resolve a call, no more are made."""
 EMPTY_CALLS: Final = 1, 65
 """Numbers of calls in small and in large empty batches. The times of both give the overhead of a batch. If the second
 number were small, an empty call would seem long on a busy machine."""
@@ -132,7 +132,7 @@ def touch(device: torch.device) -> None:
     """Use a GPU for a moment in this process, so that it returns from a worker's context. A CPU needs nothing.
 
     Work that another process has enqueued runs until that process's time slice ends. The first call also measures
-    copies. It comes before a solution is loaded, which could slow the copies down.
+    copies. The session makes this call before it loads a solution, which could slow the copies down.
     """
     if device.type == "cuda":
         byte_ns(device)
@@ -159,8 +159,8 @@ def byte_ns(device: torch.device) -> float:
 def count_batch_calls(claimed_ns: float, size: int, operations: int = 1) -> int:
     """Return the number of calls in a batch. Memory may limit it.
 
-    Batches of calls with many operations have fewer calls, since the operations of a longer graph begin later. They
-    last at least a quarter of USUAL's time.
+    Batches of calls with many operations have fewer calls, since the operations of a longer graph begin later. Such
+    batches still last at least a quarter of USUAL's time.
 
     Args:
         claimed_ns: latency of one call.
@@ -217,16 +217,17 @@ class BatchTimer:
         self._together = not trial.has_setup and not claimed.waits_inside
         self._operations = 0 if claimed.waits_inside else claimed.operations
         self._spoils = trial.returns and not trial.may_return_inputs
-        """Results are fetched after the inputs are overwritten, unless each result is copied at once."""
+        """Whether results are fetched after the inputs are overwritten. This does not apply to results that are copied
+        at once."""
         self._outputs = self._buffers.outputs(0)
         self._written = sum(output.nbytes for output in self._outputs)
         """Bytes of the outputs of one call."""
         self._calls = 0
         self._best_ns = math.inf
         self._was_copied = False
-        """The results of the latest batch were copied within it."""
+        """Whether the results of the latest batch were copied within the batch."""
         self._is_strided = False
-        """Copying results changed their layout in memory. Such copies count as work of the calls, and are not
+        """Whether copying results changed their layout in memory. Such copies count as work of the calls, and are not
         subtracted."""
 
     def confirm(self, claimed_ns: float) -> Confirmation:
@@ -236,7 +237,7 @@ class BatchTimer:
             claimed_ns: latency of one call, including `setup`.
 
         Raises:
-            ClaimContradicted: RUNTIME_ERROR; all batches take longer than the report allows.
+            ClaimContradicted: all batches take longer than the report allows (RUNTIME_ERROR).
             SolutionFailure: a change of the machine's speed cannot explain the difference.
         """
         resolution_ns = RESOLVED_NS / len(self._buffers)
@@ -269,7 +270,7 @@ class BatchTimer:
         return Confirmation("batch", CREDITED_SHARE * best_ns, doubt, record)
 
     def _time_one(self) -> float:
-        """Return the cost of one call of a batch. If it is the least so far, calls of this batch are compared."""
+        """Return the cost of one call of a batch. Calls are compared if their batch has the least cost so far."""
         trial, calls, outputs = self._trial, len(self._buffers), len(self._outputs)
         numbers, spent_ns = self._run()
         copies = trial.returns and self._was_copied
@@ -344,8 +345,8 @@ class BatchTimer:
     def _held_ns(self, cost_ns: float) -> float:
         """Return the nanoseconds that a call in a batch waits for the previous call's writes.
 
-        A call alone leaves its last writes in the cache, and ends before they reach memory. In a batch the next call
-        waits for them if it is bound by memory.
+        A call alone leaves its last writes in the cache, and ends before they reach memory. In a batch, a next call
+        that is bound by memory waits for these writes.
         """
         device = self._buffers.arena.device
         if device.type != "cuda" or cost_ns <= 0:
@@ -360,7 +361,7 @@ def held_up_ns(cost_ns: float, moved_bytes: int, held_bytes: float, per_byte_ns:
 
     Args:
         cost_ns: cost of the call in a batch.
-        moved_bytes: bytes of its inputs and outputs.
+        moved_bytes: bytes of the call's inputs and outputs.
         held_bytes: bytes written by the previous call.
         per_byte_ns: nanoseconds to read or write a byte, as measured by copies.
     """

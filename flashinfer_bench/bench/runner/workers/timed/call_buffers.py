@@ -72,8 +72,8 @@ def count_buffers(size: int, device: torch.device, most: int | None = None, *, h
 
     Args:
         size: bytes of the inputs and outputs of one call.
-        most: number of buffers for a chain or a batch. FEWEST_BUFFERS of them can take a larger share of a GPU's
-            memory. None for the number of buffers of timed calls.
+        most: number of buffers for a chain or a batch; None for the number of buffers of timed calls. With `most`,
+            FEWEST_BUFFERS can take up to 1/SCARCE_SHARE of a GPU's memory, instead of 1/FREE_SHARE.
         held: bytes of allocated memory that the buffers can reuse.
     """
     size, is_gpu = max(size, 1), device.type == "cuda"
@@ -97,7 +97,7 @@ def check_room(size: int, device: torch.device, held: int) -> None:
         held: bytes of memory that calls can reuse.
 
     Raises:
-        SolutionFailure: RUNTIME_ERROR; there was enough memory before the solution's calls.
+        SolutionFailure: memory is short, and there was enough before the solution's calls (RUNTIME_ERROR).
     """
     needed, free = SCARCE_SHARE * FEWEST_CALLS * size, query_free_bytes(device) + cached_bytes(device) + held
     if free < needed <= most_free_bytes(device) and size <= total_bytes(device) // LARGE_SHARE:
@@ -145,7 +145,7 @@ class CallBuffers:
         self._spots = [max(1, min(SPOTS, slot.nbytes // WORD)) for slot in self._written]
         """Number of words that are read from each of these outputs."""
         self._mask = self._of_words([(1 << 8 * min(slot.nbytes, WORD)) - 1 for slot in self._written])
-        """Bits of these words that belong to the outputs. An output shorter than a word has fewer."""
+        """Bits of these words that belong to the outputs. An output shorter than a word has fewer bits than a word."""
 
     def _of_words(self, of_outputs: Sequence[int]) -> Seen:
         """Return one number for each word that is read: the given number of the word's output."""

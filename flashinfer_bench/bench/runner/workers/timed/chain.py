@@ -7,9 +7,9 @@ of them:
 
     one call = median(from its key to its digest) - an empty call - START_NS + launch overhead
 
-A latency is reported as at least CHAIN_SHARE of that time. If the host launches each call, the share is
-HOST_CHAIN_SHARE, and START_NS is not subtracted. The session measures an empty call in its own chain, in the same
-buffers, without any worker.
+A reported latency is at least CHAIN_SHARE of this cost. If the host launches each call, the share is HOST_CHAIN_SHARE,
+and START_NS is not subtracted. The session measures an empty call in its own chain, in the same buffers, without any
+worker.
 """
 
 from __future__ import annotations
@@ -57,26 +57,27 @@ if TYPE_CHECKING:
     from flashinfer_bench.bench.runner.workers.timed.timed_calls import TimedCalls
 
 LONGEST_NS: Final = 1_000_000_000
-"""Longer calls run in no chain: each is timed by itself. An empty chain that takes longer is abandoned."""
+"""Calls of more nanoseconds than this run in no chain: each is timed by itself. An empty chain that takes longer than
+this is abandoned."""
 CHAIN_NS: Final = 20_000_000
 CHAIN_BYTES: Final = 2 << 30
 """Maximum nanoseconds, and maximum bytes, of all calls of a chain together. A chain has at least FEWEST_BUFFERS calls,
 if GPU_BYTES allow."""
 MOST_CHAINS: Final = 4
-"""Maximum number of chains, and exact number of empty chains. A further chain runs only if the best so far would raise
-the latency."""
+"""Maximum number of chains, and exact number of empty chains. Another chain runs only if the best chain so far would
+raise the latency."""
 LAUNCH_NS: Final = {False: 50_000_000, True: 300_000}
-"""Longest wait, in nanoseconds, until a call is fully launched. Then it gets its key in any case. True is for calls
-that no graph can hold."""
+"""Longest wait, in nanoseconds, until a call is fully launched. After this wait the call gets its key in any case. True
+is for calls that no graph can hold."""
 LONGEST_PAUSE_NS: Final = 10_000_000
-"""Maximum nanoseconds that the GPU idles before each key. It idles as long as the previous call took, and would
-throttle without this pause."""
+"""Maximum nanoseconds that the GPU idles before each key. The pause is as long as the previous call; without a pause
+the GPU would throttle."""
 START_NS: Final = 1_250.0
 """Nanoseconds subtracted from each call. A GPU polls for a key once in a microsecond, so a call usually waits longer
 than the shortest empty call."""
 CACHED_BYTES: Final = 24 << 20
-"""Calls of more bytes get a lower bound from a chain, because their unmasked inputs are written back to memory while
-they run."""
+"""Calls of more bytes than this get a lower bound from a chain, because their unmasked inputs are written back to
+memory while they run."""
 WRITTEN_BACK: Final = 32 << 20, 3_000
 """Maximum bytes of a call's inputs that a cache holds, and bytes that are written back to memory in a nanosecond. The
 time of the write-back is subtracted."""
@@ -298,7 +299,7 @@ class ChainTimer:
 
         Raises:
             ClaimContradicted: all chains take longer than the report allows. The status is RUNTIME_ERROR.
-            SolutionFailure: a change of the machine's speed cannot explain the difference; or outputs differ from the
+            SolutionFailure: a change of the machine's speed cannot explain the difference, or outputs differ from the
                 committed digests.
         """
         chains, image = 0, chain_image()
@@ -323,7 +324,7 @@ class ChainTimer:
         """Run a chain; if its calls cost the least so far, some of them are compared.
 
         Raises:
-            SolutionFailure: RUNTIME_ERROR; outputs differ from the digests that the calls committed to.
+            SolutionFailure: outputs differ from the digests that the calls committed to (RUNTIME_ERROR).
         """
         buffers = self._trial.buffers
         # A worker can use the GPU at any time, so inputs are masked before they reach its buffers.

@@ -22,8 +22,8 @@ from flashinfer_bench.worker.protocol import Called, ClockTraits
 
 CLOCK_SLACK: Final = 1.02
 DOUBTED: Final = 1 / 3, 0.2
-"""A share, and milliseconds. On a CPU a latency below the share of a call's mean time from outside is flagged. A mean
-of fewer milliseconds does not count, since it is mostly the time of the request."""
+"""A share, and a limit in milliseconds. On a CPU a latency below this share of a call's mean time from outside is
+flagged. A mean below the limit does not count, since it is mostly the time of the request."""
 CREDITED_SHARE: Final = 0.79
 """The reported latency is at least this share of a call's cost in a batch. A GPU without pauses can be a quarter slower
 than a GPU that idles before each call."""
@@ -34,8 +34,8 @@ HOST_CHAIN_SHARE: Final = 0.85
 LEAST_SHARE: Final = 0.75
 """A latency below this share of an outside time is not confirmed."""
 REFUSED_SHARE: Final = 0.5
-"""A latency below this share of a batch's time is refused. Honest calls of many operations come near it, since the
-operations of a long graph start later."""
+"""A latency below this share of a batch's time is refused. Honest calls of many operations come near this share, since
+the operations of a long graph start later."""
 CHAIN_REFUSED_SHARE: Final = 0.25
 """Like REFUSED_SHARE, but for a chain, where inputs are cold, and for batches after a chain. Chains and batches raise
 the latency in any case."""
@@ -79,9 +79,9 @@ class Confirmation:
     least_ns: float = 0.0
     """Least latency that is reported."""
     why_not: str | None = None
-    """Why the latency is not confirmed; None if it is."""
+    """Why the latency is not confirmed; None for a confirmed latency."""
     record: dict[str, Any] = field(default_factory=dict)
-    """Further fields of a measurement's record. Their keys say burst for batch and relay for chain."""
+    """Additional fields of a measurement's record. Their keys say burst for batch and relay for chain."""
     most_ns: float = math.inf
     """Upper bound of a call's cost."""
 
@@ -99,7 +99,7 @@ def check_clock(traits: ClockTraits, timing: TimingSettings | None) -> None:
     """Check that a worker reports the requested clock. `timing` is None on a CPU.
 
     Raises:
-        SolutionFailure: RUNTIME_ERROR; it is another clock.
+        SolutionFailure: the worker reports a different clock (RUNTIME_ERROR).
     """
     methods: tuple[str, ...] = ("wall",)
     cache_state = "warm"
@@ -123,7 +123,7 @@ def check_readings(called: Called, count: int, traits: ClockTraits, *, wall_ns: 
         wall_ns: time from the request to its answer, by the session's clock.
 
     Raises:
-        SolutionFailure: RUNTIME_ERROR; the samples are impossible.
+        SolutionFailure: the samples are impossible (RUNTIME_ERROR).
     """
     readings = called.readings
     if readings is None:
@@ -141,7 +141,7 @@ def check_trial(trial: Trial) -> Trial:
     """Return the trial.
 
     Raises:
-        SolutionFailure: RUNTIME_ERROR; its latency is shorter than an empty call.
+        SolutionFailure: the latency is shorter than an empty call (RUNTIME_ERROR).
     """
     typical_ns = median(latency_ns(sample, 0) for sample in trial.samples)
     if typical_ns < 1:
@@ -163,7 +163,7 @@ def find_doubt(
         refused_below_ns: a lower latency is refused.
 
     Raises:
-        ClaimContradicted: RUNTIME_ERROR; the calls take far longer than the report allows.
+        ClaimContradicted: the calls take far longer than the report allows (RUNTIME_ERROR).
         SolutionFailure: a change of the machine's speed cannot explain the difference.
     """
     if claimed_ns >= LEAST_SHARE * call_ns:
@@ -182,7 +182,7 @@ def settle_by_requests(claimed_ns: float, costs_ns: Sequence[float]) -> Confirma
     """Check a reported latency against the requests of the timed calls; None if only batches can decide.
 
     A request makes calls one after another. The request's time includes all work before each call. So no call can cost
-    more than its share of that time.
+    more than its share of the request's time.
 
     Args:
         claimed_ns: latency of one call, including `setup`.
@@ -201,7 +201,7 @@ def report_time(measured: Measured, setup_ns: float | None, bound: Bound | None,
         measured: the summary of the samples.
         setup_ns: time of `setup` for each call, which is added to the latency; None without `setup`.
         bound: checks the claim against times from outside; None without such times.
-        same_inputs: all calls had the same input values.
+        same_inputs: whether all calls had the same input values.
     """
     record, latency_ms, medians_ms = dict(measured.record), measured.latency_ms, measured.trials
     if setup_ns is not None:
@@ -215,7 +215,7 @@ def report_time(measured: Measured, setup_ns: float | None, bound: Bound | None,
 
 
 def tell_outside(costs_ns: Sequence[float], claimed_ms: float, record: dict[str, Any]) -> float:
-    """Record the mean time of a call from outside, on a CPU. It is no bound.
+    """Record the mean time of a call from outside, on a CPU. This time is no bound.
 
     Args:
         costs_ns: time of each timed call: its share of the time from the request to the answer.

@@ -24,7 +24,7 @@ Errors of the worker become a SolutionFailure."""
 
 
 class RemoteClock(Clock):
-    """The clock of one worker for one job. Each call of a request uses another buffer.
+    """The clock of one worker for one job. The calls of a request use different buffers.
 
     Args:
         traits: the worker's clock, as reported before a solution was loaded.
@@ -47,7 +47,7 @@ class RemoteClock(Clock):
 
     @property
     def fresh_graphs(self) -> int:  # type: ignore[override]
-        """Number of graphs that replays rotate through; 0 if each of them was replayed since the last layout."""
+        """Number of graphs that replays rotate through; 0 if each graph was replayed since the last layout."""
         graphs = self._trial.count_in_turn(replay=True)
         return graphs if len(self._trial.buffers.replayed) < graphs else 0
 

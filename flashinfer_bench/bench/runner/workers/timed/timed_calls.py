@@ -34,7 +34,7 @@ MOST_ODD: Final = 4
 """Maximum number of odd calls that are compared for each set of inputs. Honest outputs can repeat, as masks do."""
 MADE_TOGETHER_BYTES: Final = 1 << 28
 """Maximum bytes of calls whose inputs are made again together: for the reference, and to find calls that have changed
-them."""
+their inputs."""
 TOGETHER_BYTES: Final = 1 << 22
 """Maximum bytes of calls that are copied or made again together. Larger copies gain little, and stay in memory until
 the last of their calls is dropped."""
@@ -224,7 +224,7 @@ class TimedCalls:
         """Store the costs of a request's calls, and the outputs to compare.
 
         Raises:
-            SolutionFailure: INCORRECT_NUMERICAL; a hidden call has changed its inputs.
+            SolutionFailure: a hidden call has changed its inputs (INCORRECT_NUMERICAL).
         """
         calls, usual, buffers = len(request.indices), request.usual, self.buffers
         self.costs_ns += [spent_ns / calls] * calls
@@ -298,7 +298,7 @@ class TimedCalls:
         """Check that the outputs of the latest calls have not changed since the calls were over.
 
         Raises:
-            SolutionFailure: RUNTIME_ERROR; an output has changed since.
+            SolutionFailure: an output has changed (RUNTIME_ERROR).
         """
         latest, self._latest = self._latest, None
         if latest is not None and not np.array_equal(self.buffers.read_spots(latest[0], self._secret), latest[1]):
@@ -325,7 +325,7 @@ class TimedCalls:
         return found
 
     def _choose(self, numbers: Sequence[int]) -> set[int]:
-        """Return which of these calls are kept by chance. They can displace earlier calls."""
+        """Return which of these calls are kept by chance. The chosen calls can displace earlier calls."""
         for number in numbers:
             self._seen += 1
             if len(self._kept) < self.wanted:
