@@ -117,6 +117,18 @@ VARIANTS = [
     ("b12x_fused_moe", f"{MOE} --activation-type Relu2"),
     ("b12x_fused_moe", f"{MOE} --b12x_quant_mode w4a16"),
     ("BatchPrefillWithPagedKVCacheWrapper", PREFILL),
+    ("BatchPrefillWithPagedKVCacheWrapper", f"{PREFILL} --q_dtype fp8_e4m3 --kv_dtype fp8_e4m3 --out_dtype bfloat16"),
+    ("BatchDecodeWithPagedKVCacheWrapper", f"{PREFILL} --s_qo 1 --q_dtype fp8_e4m3 --kv_dtype fp8_e4m3"),
+    ("BatchDecodeWithPagedKVCacheWrapper", f"{PREFILL} --s_qo 1 --out_dtype float16 --head_dim_qk 64 --page_size 16"),
+    (
+        "BatchPrefillWithRaggedKVCacheWrapper",
+        "--batch_size 2 --s_qo 8 --s_kv 8 --num_qo_heads 4 --num_kv_heads 2 --head_dim_qk 128 --enable_pdl",
+    ),
+    (
+        "BatchMLAPagedAttentionWrapper",
+        "--page_size 16 --batch_size 2 --s_kv 30 --num_qo_heads 2 --num_kv_heads 1 --head_dim_ckv 512 "
+        "--head_dim_kpe 80 --mla_is_var_seq auto --mla_cute_dsl_impl modular --autotune",
+    ),
     ("moe_a2a_dispatch_combine", "--num_tokens 3 --hidden_size 128 --num_experts 8 --top_k 3 --quant_dtype nvfp4"),
     ("allreduce_fusion", "--num_tokens 40 --hidden_size 96"),
     ("allreduce_fusion", "--num_tokens 40 --hidden_size 96 --pattern ar_residual_rmsnorm_dynamic_fp8"),

@@ -45,7 +45,7 @@ def test_every_routine_has_a_small_case():
 def test_the_reference_passes_what_is_wrong_in_one_way_does_not_and_backends_call_the_library(
     routine, flags, tmp_path, monkeypatch
 ):
-    for name in ("flashinfer", "flashinfer.fused_moe"):
+    for name in ("flashinfer", "flashinfer.attention", "flashinfer.fused_moe"):
         monkeypatch.setitem(sys.modules, name, Library())
     job = JudgedRoutine(routine, tmp_path, flags)
     entry = find_routine(routine)

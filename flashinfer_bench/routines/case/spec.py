@@ -154,8 +154,9 @@ class Case:
     outputs: Mapping[str, Any]
     """Name → `Tensor`, or its dtype and shape as a text, such as "float16[batch_size 2 hidden_size]"."""
     reference: str = ""
-    """The function of `*_torch`; empty for the routine's name. The function of `*_flashinfer` has the same name, or the
-    same name with a backend's name as suffix."""
+    """The function of `*_torch`; empty for the routine's name."""
+    function: str = ""
+    """The function of `*_flashinfer`, with a backend's name as suffix if there is one; empty for `reference`."""
     constants: Mapping[str, Any] = field(default_factory=dict)
     """Values for constants of both modules. BACKEND is the backend's name. Each flag is a constant of the same name in
     capitals."""
@@ -235,6 +236,7 @@ class Routine:
             axes={**filled, **case.axes},
             constants={**{flag.name.upper(): value for flag, value in given.items()}, **case.constants},
             reference=case.reference or self.name,
+            function=case.function or case.reference or self.name,
             refusals={backend: why for backend, why in case.refusals.items() if why},
         )
 

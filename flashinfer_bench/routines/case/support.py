@@ -19,7 +19,8 @@ NEEDS: Final[Mapping[str, tuple[str, str]]] = {
     "cudnn": ("cudnn", "nvidia-cudnn-frontend"),
     "cudnn-native": ("cudnn", "nvidia-cudnn-frontend"),
     **dict.fromkeys(
-        ("cute-dsl", "tgv", "b12x", "radix", "gvr", "cudsl", "unified-cute-dsl"), ("cutlass", "nvidia-cutlass-dsl")
+        ("cute-dsl", "tgv", "b12x", "radix", "gvr", "cudsl", "prims-ts", "unified-cute-dsl"),
+        ("cutlass", "nvidia-cutlass-dsl"),
     ),
     "cutile": ("cuda.tile", "cuda-tile"),
 }
@@ -85,12 +86,12 @@ def _version(package: str) -> str | None:
 def resolve_backend(routine: str, backend: str, case: Case, capability: str | None) -> str:
     """Return the library's backend for `auto`; return any other name unchanged.
 
-    In GEMM routines the name stays, because the library decides in the call. In attention, our call
+    In GEMM routines and in MLA the name stays, because the library decides in the call. In attention, our call
     (`code/attention_flashinfer.py`) makes decoding use tensor cores, for which the library takes the prefill kernels of
     fa2. Prefill takes fa3 on compute capability 9.0, except for an fp8 cache with wider queries. All other cases take
     fa2.
     """
-    if backend != "auto" or capability is None or "kv_cache" not in case.inputs:
+    if backend != "auto" or capability is None or "kv_cache" not in case.inputs or "MLA" in routine:
         return backend
     if "Decode" in routine:
         return "fa2_tc"

@@ -9,11 +9,18 @@ from functools import cache
 
 import flashinfer
 import torch
+from flashinfer.attention import prims_ts
+
+from flashinfer_bench.routines.code.tuning import call
 
 BACKEND = "fa2"
 TENSOR_CORES = BACKEND in ("fa2_tc", "auto")
 SM_SCALE = 0.125
 CAUSAL = False
+MASK = "causal" if CAUSAL else "dense"
+OUT_DTYPE = "bfloat16"
+ENABLE_PDL = False
+MLA_OPTIONS = {}
 PAGE_SIZE = 16
 HEAD_DIM_CKV = 512
 HEAD_DIM_KPE = 64
@@ -39,6 +46,8 @@ def wrapper_of(kind, device, *layout, **options):
 
 def plan(wrapper, q, kv, *lists, **options):
     """Plan a wrapper for these lists, and return it."""
+    if q.dtype != getattr(torch, OUT_DTYPE):
+        options["o_data_type"] = getattr(torch, OUT_DTYPE)
     wrapper.plan(*lists, sm_scale=SM_SCALE, q_data_type=q.dtype, kv_data_type=kv.dtype, **options)
     return {"wrapper": wrapper}
 
@@ -76,6 +85,11 @@ def as_counts(lengths):
     return lengths.view(-1, 1, 1, 1)
 
 
+def run_wrapper(wrapper, *tensors, out):
+    """Run a wrapper. Without --enable_pdl the library decides."""
+    wrapper.run(*tensors, out=out, enable_pdl=ENABLE_PDL or None)
+
+
 def decode_setup(q, kv_cache, block_tables, kv_lens):
     """Plan the decoding wrapper."""
     options = {"use_tensor_cores": TENSOR_CORES, "backend": BACKEND.removesuffix("_tc")}
@@ -86,7 +100,7 @@ def decode_setup(q, kv_cache, block_tables, kv_lens):
 
 def decode(q, kv_cache, out, *, wrapper):
     """BatchDecodeWithPagedKVCacheWrapper: fa2, fa2 on tensor cores, auto, trtllm-gen."""
-    wrapper.run(q, kv_cache, out=out)
+    run_wrapper(wrapper, q, kv_cache, out=out)
 
 
 def decode_cudnn(q, kv_cache, block_tables, kv_lens, out):
@@ -112,6 +126,24 @@ def decode_trtllm_native(q, kv_cache, block_tables, kv_lens, out):
     )
 
 
+def in_pools(kv_cache):
+    """Copy keys and values into a pool each, [pages, heads, page_size, dim], as prims-ts wants them."""
+    return tuple(pool.contiguous() for pool in by_heads(kv_cache))
+
+
+def decode_prims_ts_setup(q, kv_cache, block_tables, kv_lens):
+    """Plan the decoding of prims-ts, and copy the cache."""
+    wrapper = prims_ts.BatchDecodePagedTSWrapper()
+    lists = (one.to(q.device) for one in page_lists(block_tables, kv_lens))
+    wrapper.plan(*lists, *page_sizes(q, kv_cache), q_data_type=q.dtype, max_kv_len=S_KV)
+    return {"wrapper": wrapper, "pools": in_pools(kv_cache)}
+
+
+def decode_prims_ts(q, out, *, wrapper, pools):
+    """BatchDecodePagedTSWrapper."""
+    wrapper.run(q, pools, bmm1_scale=SM_SCALE, out=out)
+
+
 def plan_paged(qo_indptr, q, kv_cache, block_tables, kv_lens, **options):
     """Plan the prefill wrapper over pages."""
     wrapper = wrapper_of(flashinfer.BatchPrefillWithPagedKVCacheWrapper, q.device, "NHD", backend=BACKEND)
@@ -127,7 +159,7 @@ def paged_setup(qo_indptr, *rest):
 
 def paged(q, kv_cache, out, *, wrapper):
     """BatchPrefillWithPagedKVCacheWrapper: fa2, fa3, auto, trtllm-gen."""
-    wrapper.run(q, kv_cache, out=out)
+    run_wrapper(wrapper, q, kv_cache, out=out)
 
 
 def paged_cudnn_setup(qo_indptr, *rest):
@@ -175,6 +207,38 @@ def paged_trtllm_native(q, kv_cache, qo_indptr, block_tables, kv_lens, out, *, k
     )
 
 
+def run_fmha_v2(parts, layout, kv_lens, *more):
+    """trtllm_fmha_v2_prefill; more are the offsets, the page table, and the output."""
+    numbers = (S_QO, S_KV, SM_SCALE, 1.0, len(kv_lens))
+    mask = "causal" if CAUSAL else "padding"
+    flashinfer.prefill.trtllm_fmha_v2_prefill(
+        parts, layout, workspace(kv_lens.device), kv_lens, *numbers, *more, mask_mode=mask
+    )
+
+
+def paged_trtllm_fmha_v2_setup(kv_lens):
+    """Count where the keys of each sequence begin."""
+    return {"kv_indptr": sums_of(kv_lens)}
+
+
+def paged_trtllm_fmha_v2(q, kv_cache, qo_indptr, block_tables, kv_lens, out, *, kv_indptr):
+    """trtllm_fmha_v2_prefill over pages."""
+    run_fmha_v2((q, kv_cache), "Q_PAGED_KV_NHD", kv_lens, qo_indptr, kv_indptr, block_tables, out)
+
+
+def paged_prims_ts_setup(q, kv_cache, qo_indptr, block_tables, kv_lens):
+    """Plan the prefill of prims-ts, and copy the cache."""
+    wrapper, pools = prims_ts.BatchPrefillPagedTSWrapper(), in_pools(kv_cache)
+    lists = (one.to(q.device) for one in page_lists(block_tables, kv_lens))
+    wrapper.plan(q, *pools, qo_indptr.clone(), *lists, page_size=PAGE_SIZE, mask_type=MASK, sm_scale=SM_SCALE)
+    return {"wrapper": wrapper, "pools": pools}
+
+
+def paged_prims_ts(q, out, *, wrapper, pools):
+    """BatchPrefillPagedTSWrapper."""
+    wrapper.run(q, *pools, out=out)
+
+
 def plan_ragged(q, k, v, *offsets, **options):
     """Plan the prefill wrapper without pages."""
     wrapper = wrapper_of(flashinfer.BatchPrefillWithRaggedKVCacheWrapper, q.device, "NHD", backend=BACKEND)
@@ -188,8 +252,8 @@ def ragged_setup(q, k, v, qo_indptr, kv_indptr):
 
 
 def ragged(q, k, v, out, *, wrapper):
-    """BatchPrefillWithRaggedKVCacheWrapper: fa2, fa3, cutlass, cudnn."""
-    wrapper.run(q, k, v, out=out)
+    """BatchPrefillWithRaggedKVCacheWrapper: fa2, fa3, cutlass, cute-dsl."""
+    run_wrapper(wrapper, q, k, v, out=out)
 
 
 def ragged_cudnn_native_setup(q, k, v, qo_indptr, kv_indptr):
@@ -235,6 +299,29 @@ def ragged_trtllm_native(q, k, v, qo_indptr, kv_indptr, out, *, lens):
     )
 
 
+def ragged_trtllm_fmha_v2_setup(kv_indptr):
+    """Count the keys of each sequence."""
+    return ragged_trtllm_native_setup(kv_indptr)
+
+
+def ragged_trtllm_fmha_v2(q, k, v, qo_indptr, kv_indptr, out, *, lens):
+    """trtllm_fmha_v2_prefill without pages."""
+    run_fmha_v2((q, k, v), "SEPARATE_Q_K_V", lens, qo_indptr, kv_indptr, None, out)
+
+
+def ragged_prims_ts_setup(q, k, v, qo_indptr, kv_indptr):
+    """Plan the prefill of prims-ts."""
+    wrapper = prims_ts.BatchPrefillTSWrapper()
+    offsets = {"qo_indptr": qo_indptr.clone(), "kv_indptr": kv_indptr.clone()}
+    wrapper.plan(q, k, v, mask_type=MASK, sm_scale=SM_SCALE, **offsets)
+    return {"wrapper": wrapper}
+
+
+def ragged_prims_ts(q, k, v, out, *, wrapper):
+    """BatchPrefillTSWrapper."""
+    wrapper.run(q, k, v, out=out)
+
+
 def run_mla(wrapper, q, kv_cache, out, **options):
     """Run a wrapper on queries and cache, each in two parts."""
     wholes = (q.flatten(0, 1), kv_cache)
@@ -264,9 +351,38 @@ def mla_cutlass(q, kv_cache, block_tables, kv_lens, out):
     run_mla(wrapper, q, kv_cache, out, kv_len=kv_lens, page_table=block_tables)
 
 
-def mla_trtllm_native(q, kv_cache, block_tables, kv_lens, out):
+def decode_mla(q, kv_cache, block_tables, kv_lens, out, backend):
     """trtllm_batch_decode_with_kv_cache_mla."""
     sizes = (NOPE_DIM, HEAD_DIM_CKV, HEAD_DIM_KPE, block_tables, kv_lens, S_KV)
-    flashinfer.mla.trtllm_batch_decode_with_kv_cache_mla(
-        q, kv_cache.unsqueeze(1), workspace(q.device), *sizes, out=out, bmm1_scale=SM_SCALE, bmm2_scale=1.0
-    )
+    options = {"out": out, "bmm1_scale": SM_SCALE, "bmm2_scale": 1.0, "backend": backend, **MLA_OPTIONS}
+    function = flashinfer.mla.trtllm_batch_decode_with_kv_cache_mla
+    call(function, q, kv_cache.unsqueeze(1), workspace(q.device), *sizes, **options)
+
+
+def mla_trtllm_native(q, kv_cache, block_tables, kv_lens, out):
+    """trtllm_batch_decode_with_kv_cache_mla of trtllm-gen."""
+    decode_mla(q, kv_cache, block_tables, kv_lens, out, "trtllm-gen")
+
+
+def mla_auto(q, kv_cache, block_tables, kv_lens, out):
+    """trtllm_batch_decode_with_kv_cache_mla, whose kernels the library chooses."""
+    decode_mla(q, kv_cache, block_tables, kv_lens, out, "auto")
+
+
+def mla_cute_dsl(q, kv_cache, block_tables, kv_lens, out):
+    """trtllm_batch_decode_with_kv_cache_mla of CuTe DSL."""
+    decode_mla(q, kv_cache, block_tables, kv_lens, out, "cute-dsl")
+
+
+def mla_prims_ts_setup(q, block_tables, kv_lens):
+    """Plan the MLA of prims-ts."""
+    wrapper = prims_ts.BatchMLADecodePagedTSWrapper()
+    sizes = (q.shape[2], HEAD_DIM_CKV, HEAD_DIM_KPE, PAGE_SIZE)
+    lists = (block_tables.clone(), kv_lens.clone())
+    wrapper.plan(*lists, *sizes, max_seq_len_q=S_QO, mask_type=MASK, max_kv_len=S_KV)
+    return {"wrapper": wrapper}
+
+
+def mla_prims_ts(q, kv_cache, out, *, wrapper):
+    """BatchMLADecodePagedTSWrapper."""
+    wrapper.run(q, kv_cache, bmm1_scale=SM_SCALE, out=out)

@@ -8,6 +8,7 @@ SM_SCALE = 0.125
 CAUSAL = False
 PAGE_SIZE = 16
 HEAD_DIM_CKV = 512
+OUT_DTYPE = "bfloat16"
 STRETCH = 1 << 27
 """Number of scores that are held in memory at once."""
 
@@ -71,3 +72,23 @@ def mla(q, *paged):
     rows = q.flatten(0, 1)
     out = attend_each(rows, range(0, len(rows) + 1, q.shape[1]), ((key, key[..., :HEAD_DIM_CKV]) for key in keys))
     return out.unflatten(0, q.shape[:2])
+
+
+def convert(attention, q, *rest):
+    """Attention whose outputs have another dtype than the queries."""
+    return attention(q.float(), *rest).to(getattr(torch, OUT_DTYPE))
+
+
+def decode_converted(*given):
+    """One query a sequence over a paged cache."""
+    return convert(decode, *given)
+
+
+def paged_converted(*given):
+    """Several queries a sequence over a paged cache."""
+    return convert(paged, *given)
+
+
+def ragged_converted(*given):
+    """Queries, keys and values of several sequences, one after the other."""
+    return convert(ragged, *given)

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import math
 from argparse import Namespace
+from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
@@ -19,8 +21,10 @@ from flashinfer_bench.routines.case.spec import (
     BLACKWELL,
     DTYPES,
     FP8,
+    GEFORCE,
     HALF,
     HOPPER,
+    PDL,
     Case,
     Check,
     Routine,
@@ -38,6 +42,7 @@ from flashinfer_bench.routines.case.spec import (
     word,
 )
 
+IS_VARIED: Final = {"true": True, "false": False, "auto": None}
 FLAGS: Final = (
     from_zero("page_size", "tokens of a page"),
     size("batch_size", "number of sequences"),
@@ -49,10 +54,16 @@ FLAGS: Final = (
     whole("head_dim_vo", "dimension of values (default: head_dim_qk)"),
     whole("head_dim_ckv", "MLA: compressed dimension"),
     whole("head_dim_kpe", "MLA: rotated dimension"),
-    word("q_dtype", "dtype of queries and outputs", "bfloat16", HALF),
+    word("q_dtype", "dtype of queries", "bfloat16", (*HALF, "fp8_e4m3")),
     word("kv_dtype", "dtype of keys and values", "bfloat16", (*HALF, *FP8)),
+    word("out_dtype", "dtype of outputs (default: q_dtype)", None, (*HALF, "fp8_e4m3")),
     switch("causal", "causal mask: a query sees no later keys"),
     switch("random_actual_seq_len", "random lengths up to the given lengths"),
+    word("spec_dec_mask", "accepted; no effect, for decoding takes one query", None, ("causal", "full")),
+    word("mla_is_var_seq", "MLA: what the library is told about lengths; auto: the truth", None, tuple(IS_VARIED)),
+    word("mla_cute_dsl_impl", "MLA: the implementation of cute-dsl", None, ("auto", "modular", "monolithic")),
+    switch("autotune", "MLA: let the library tune before timing"),
+    PDL,
 )
 MLA_NOPE_DIM: Final = 128
 """Dimension of DeepSeek's heads without RoPE. Together with the rotated dimension it decides the score scale."""
@@ -63,6 +74,8 @@ PROBABILITY_ERROR: Final = 2**-7
 """Allowed error as a share of an output's standard deviation, for the query that sees the fewest keys."""
 FP8_ERROR: Final = 0.1
 """Replaces `ERROR` for an fp8 cache, because a kernel may also convert the queries."""
+FP8_STEP: Final = 2**-3
+"""Distance of two values of fp8 outputs, as a share of the value."""
 SHAPES: Final = {
     "decode": (
         "gqa_paged",
@@ -75,8 +88,12 @@ SHAPES: Final = {
     "mla": ("mla_paged", "batch_size s_qo num_qo_heads head_dim", "head_dim_ckv", "page_size head_dim"),
 }
 """The name of a reference → the op type, the shape of queries, the last axis of outputs, and the shape of a page."""
-NO_FP8_CACHE: Final = ("fa3", "cudnn", "cudnn-native", "trtllm-gen", "trtllm-native")
+NO_FP8_CACHE: Final = ("fa3", "cudnn", "cudnn-native", "trtllm-gen", "trtllm-native", "trtllm-fmha-v2", "prims-ts")
 """Backends that do not take an fp8 cache with wider queries."""
+FP8_QUERIES: Final = ("trtllm-gen", "trtllm-native", "trtllm-fmha-v2")
+"""Backends that take queries in fp8, and write another dtype."""
+WRAPPERS: Final = ("fa2", "fa2_tc", "fa3", "auto")
+"""Backends that write another dtype than that of the queries, if both have 16 bits."""
 FA3_DIMS: Final = ((64, 64), (128, 128), (256, 256), (192, 128))
 """Dimensions of queries and of values for which fa3 has kernels."""
 PAGE_SIZES: Final = (16, 32, 64, 128)
@@ -121,6 +138,7 @@ def _refuse(args: Namespace, kind: str, dims: tuple[int, int]) -> dict[str, Any]
         "cudnn": is_decode
         and args.q_dtype != "bfloat16"
         and f"--q_dtype {args.q_dtype}: the library builds its graph for bfloat16",
+        "prims-ts": _refuse_tasks(args, kind, dims),
         "cutlass": kind == "mla" and (args.s_qo > 1 or not has_page) and "one query a sequence, pages of 16 to 128",
     }
     if kind == "ragged" and dims not in ((192, 128), (128, 128)):
@@ -128,10 +146,24 @@ def _refuse(args: Namespace, kind: str, dims: tuple[int, int]) -> dict[str, Any]
     elif is_decode and not has_page:
         refusals["trtllm-native"] = f"--page_size {args.page_size}: it has pages of 16, 32, 64 and 128"
     elif kind == "mla" and args.causal and args.s_qo > 1:
-        refusals["trtllm-native"] = "its mask for several queries is its own"
-    if args.kv_dtype in FP8:
+        refusals |= dict.fromkeys(("trtllm-native", "auto", "cute-dsl"), "its mask for several queries is its own")
+    if args.kv_dtype in FP8 and args.q_dtype in HALF:
         refusals |= dict.fromkeys(NO_FP8_CACHE, "an fp8 cache with wider queries is not supported")
+    if kind == "ragged" and args.q_dtype in FP8:
+        refusals |= dict.fromkeys(("trtllm-fmha-v2", "trtllm-native"), "it takes queries in fp8 only over pages")
+    fitting = FP8_QUERIES if args.q_dtype in FP8 else () if args.out_dtype in FP8 else WRAPPERS
+    if args.q_dtype in FP8 or (args.out_dtype or args.q_dtype) != args.q_dtype:
+        others = (name for name in BACKENDS[kind] if name not in fitting)
+        refusals |= dict.fromkeys(others, "it takes neither fp8 queries nor another dtype of outputs")
     return refusals
+
+
+def _refuse_tasks(args: Namespace, kind: str, dims: tuple[int, int]) -> str | bool:
+    """Return why prims-ts cannot run the case."""
+    known = {"mla": ((576, 512),), "decode": ((64, 64), (128, 128), (256, 256))}.get(kind, ((128, 128), (256, 256)))
+    if dims not in known:
+        return f"head dimensions {dims[0]} and {dims[1]}: it has {' or '.join(f'{a} and {b}' for a, b in known)}"
+    return kind != "ragged" and args.page_size not in PAGE_SIZES and "it has pages of 16, 32, 64 and 128"
 
 
 def make_attention(args: Namespace, kind: str) -> Case:
@@ -147,8 +179,9 @@ def make_attention(args: Namespace, kind: str) -> Case:
     require(args.s_qo == 1 or kind != "decode", f"--s_qo {args.s_qo}: decoding takes one query a sequence")
     alike = args.s_qo == 1 or not is_mla or not args.random_actual_seq_len
     require(alike, "--random_actual_seq_len goes with --s_qo 1 here")
-    q, kv = args.q_dtype, DTYPES[args.kv_dtype]
-    require(not is_mla or q == kv == "bfloat16", "--q_dtype and --kv_dtype: this routine takes bfloat16")
+    q, kv = DTYPES[args.q_dtype], DTYPES[args.kv_dtype]
+    out = DTYPES[args.out_dtype or args.q_dtype]
+    require(not is_mla or q == kv == out == "bfloat16", "--q_dtype and --kv_dtype: this routine takes bfloat16")
     alike = q == kv or (size_of(kv) == 1 and not is_ragged)
     require(alike, f"--kv_dtype {args.kv_dtype}: as --q_dtype; in a cache fp8, too")
     if is_mla:
@@ -176,80 +209,93 @@ def make_attention(args: Namespace, kind: str) -> Case:
     lengths, average = [*zip(queries, keys, strict=True)], sum(keys) // batch
     pairs = sum(q * (2 * kv - q + 1) // 2 if args.causal else q * kv for q, kv in lengths)
     fewest = min(kv - q + 1 if args.causal else kv for q, kv in lengths)
+    varied, impl = args.mla_is_var_seq, args.mla_cute_dsl_impl
+    is_varied = args.random_actual_seq_len if varied == "auto" else IS_VARIED.get(varied)
+    require(is_varied is not False or not args.random_actual_seq_len, "--mla_is_var_seq false: lengths are random")
+    given = {"is_var_seq": is_varied, "cute_dsl_impl": impl}
+    check = make_check(fewest, max(keys), kv, qk * scale**2)
     return Case(
         op_type=op_type,
         axes={"queries": sum(queries), "keys": sum(keys), "head_dim": qk, "head_dim_vo": vo},
         inputs={"q": f"{q}[{rows}]", **caches, **lists},
-        outputs={"out": f"{q}[{rows.rpartition(' ')[0]} {last}]"},
-        reference=kind,
-        constants={"SM_SCALE": scale, "CAUSAL": bool(args.causal) and kind != "decode"},
+        outputs={"out": f"{out}[{rows.rpartition(' ')[0]} {last}]"},
+        reference=kind if out == q else f"{kind}_converted",
+        function=kind,
+        constants={
+            "SM_SCALE": scale,
+            "CAUSAL": bool(args.causal) and kind != "decode",
+            "OUT_DTYPE": out,
+            "MLA_OPTIONS": {name: value for name, value in given.items() if value is not None},
+        },
         flops=2 * pairs * args.num_qo_heads * (qk + vo),
         unit="fp16",
-        check=make_check(fewest, max(keys), kv, qk * scale**2),
+        check=replace(check, rtol=FP8_STEP) if size_of(out) == 1 else check,
         refusals=_refuse(args, kind, (qk, vo)),
-        columns={"avg_actual_seq_len": average},
+        columns={"avg_actual_seq_len": average, "is_var_seq": varied, "cute_dsl_impl": impl},
         notes=(f"Average actual qo seq len: {sum(queries) // batch}", f"Average actual kv seq len: {average}"),
         shown={"actual_seq_lens_q": queries, "actual_seq_lens_kv": keys},
     )
 
 
-def _routine(kind: str, *rest: Any) -> Routine:
-    return Routine("attention", FLAGS, partial(make_attention, kind=kind), *rest)
+def _routine(kind: str, name: str, summary: str, aliases: Mapping[str, str]) -> Routine:
+    make = partial(make_attention, kind=kind)
+    return Routine("attention", FLAGS, make, name, summary, BACKENDS[kind], {**aliases, "prims_ts": "prims-ts"})
 
 
+FA2: Final = (*AMPERE_ON, "10.7", "12.1")
+CUDNN: Final = (*AMPERE_ON, "12.1")
+TASKS: Final = (*BLACKWELL, "10.7")
+FMHA_V2: Final = (*HOPPER, "12.0")
+BACKENDS: Final = {
+    "decode": {
+        "fa2": (*ALL, "10.7", "12.1"),
+        "fa2_tc": FA2,
+        "auto": FA2,
+        "cudnn": CUDNN,
+        "trtllm-gen": BLACKWELL,
+        "trtllm-native": (*HOPPER, *BLACKWELL, *GEFORCE),
+        "prims-ts": TASKS,
+    },
+    "paged": {
+        "fa2": FA2,
+        "fa3": HOPPER,
+        "auto": FA2,
+        "cudnn": CUDNN,
+        "cudnn-native": CUDNN,
+        "trtllm-gen": BLACKWELL,
+        "trtllm-native": BLACKWELL,
+        "trtllm-fmha-v2": FMHA_V2,
+        "prims-ts": TASKS,
+    },
+    "ragged": {
+        "fa2": FA2,
+        "fa3": HOPPER,
+        "cudnn": CUDNN,
+        "cudnn-native": CUDNN,
+        "cutlass": BLACKWELL,
+        "cute-dsl": BLACKWELL,
+        "trtllm-native": BLACKWELL,
+        "trtllm-fmha-v2": FMHA_V2,
+        "prims-ts": TASKS,
+    },
+    "mla": {
+        "fa2": FA2,
+        "fa3": HOPPER,
+        "auto": BLACKWELL,
+        "cutlass": BLACKWELL,
+        "cute-dsl": BLACKWELL,
+        "trtllm-native": BLACKWELL,
+        "prims-ts": TASKS,
+    },
+}
+"""Reference → backend → its compute capabilities."""
 NATIVE: Final = {"trtllm-gen-native": "trtllm-native"}
 GEN: Final = {"trtllm": "trtllm-gen", **NATIVE}
 DIRECT: Final = {"trtllm": "trtllm-native", **NATIVE}
 """Older spelling of a backend → its name. GEN is for routines with trtllm-gen, DIRECT for other routines."""
 ROUTINES: Final = (
-    _routine(
-        "decode",
-        "BatchDecodeWithPagedKVCacheWrapper",
-        "decode over a paged cache",
-        {
-            "fa2": ALL,
-            "fa2_tc": AMPERE_ON,
-            "auto": AMPERE_ON,
-            "cudnn": AMPERE_ON,
-            "trtllm-gen": BLACKWELL,
-            "trtllm-native": (*HOPPER, *BLACKWELL, "12.0"),
-        },
-        GEN,
-    ),
-    _routine(
-        "paged",
-        "BatchPrefillWithPagedKVCacheWrapper",
-        "prefill over a paged cache",
-        {
-            "fa2": AMPERE_ON,
-            "fa3": HOPPER,
-            "auto": AMPERE_ON,
-            "cudnn": AMPERE_ON,
-            "cudnn-native": AMPERE_ON,
-            "trtllm-gen": BLACKWELL,
-            "trtllm-native": BLACKWELL,
-        },
-        GEN,
-    ),
-    _routine(
-        "ragged",
-        "BatchPrefillWithRaggedKVCacheWrapper",
-        "prefill over keys and values in one piece",
-        {
-            "fa2": AMPERE_ON,
-            "fa3": HOPPER,
-            "cudnn": AMPERE_ON,
-            "cudnn-native": AMPERE_ON,
-            "cutlass": BLACKWELL,
-            "trtllm-native": BLACKWELL,
-        },
-        DIRECT,
-    ),
-    _routine(
-        "mla",
-        "BatchMLAPagedAttentionWrapper",
-        "MLA over a paged cache",
-        {"fa2": AMPERE_ON, "fa3": HOPPER, "cutlass": BLACKWELL, "trtllm-native": BLACKWELL},
-        DIRECT,
-    ),
+    _routine("decode", "BatchDecodeWithPagedKVCacheWrapper", "decode over a paged cache", GEN),
+    _routine("paged", "BatchPrefillWithPagedKVCacheWrapper", "prefill over a paged cache", GEN),
+    _routine("ragged", "BatchPrefillWithRaggedKVCacheWrapper", "prefill over keys and values in one piece", DIRECT),
+    _routine("mla", "BatchMLAPagedAttentionWrapper", "MLA over a paged cache", DIRECT),
 )

@@ -86,6 +86,9 @@ PREFILL = "--batch_size 2 --s_qo 8 --s_kv 64 --num_qo_heads 8 --num_kv_heads 2"
 ROPE = "--batch_size 2 --seq_len 8 --num_qo_heads 4 --num_kv_heads 2"
 APPEND = "rope_quantize_fp8_append_paged_kv_cache"
 PAGED = "BatchPrefillWithPagedKVCacheWrapper"
+PAGED_ONLY = ("trtllm-native", "prims-ts")
+MLA = "--batch_size 1 --s_qo 2 --s_kv 64 --num_qo_heads 8 --num_kv_heads 1 --head_dim_ckv 512 --head_dim_kpe 64 "
+MLA += "--page_size 32 --causal"
 WIDE = "--batch_size 2 --s_kv 64 --num_qo_heads 14 --num_kv_heads 2 --head_dim_qk 128 --page_size 16"
 NO_BIAS = dict.fromkeys(("cublaslt", "cutlass", "cutile"), "neither --bias nor --enable_pdl")
 HALF = "--q_dtype float16 --kv_dtype float16"
@@ -94,10 +97,28 @@ HALF = "--q_dtype float16 --kv_dtype float16"
 @pytest.mark.parametrize(
     ("routine", "flags", "refused"),
     [
-        ("BatchDecodeWithPagedKVCacheWrapper", f"{DECODE} --page_size 8", {"trtllm-native": "16, 32, 64 and 128"}),
+        (
+            "BatchDecodeWithPagedKVCacheWrapper",
+            f"{DECODE} --page_size 8",
+            dict.fromkeys(PAGED_ONLY, "16, 32, 64 and 128"),
+        ),
         ("BatchDecodeWithPagedKVCacheWrapper", f"{WIDE} {HALF}", {"fa2": "1, 2, 3, 4 or 8", "cudnn": "bfloat16"}),
-        (PAGED, f"{PREFILL} --head_dim_qk 96 --page_size 16", {"fa3": "96 and 96"}),
-        ("BatchPrefillWithRaggedKVCacheWrapper", f"{PREFILL} --head_dim_qk 192 --head_dim_vo 128", {}),
+        (PAGED, f"{PREFILL} --head_dim_qk 96 --page_size 16", {"fa3": "96 and 96", "prims-ts": "96 and 96"}),
+        (
+            "BatchPrefillWithRaggedKVCacheWrapper",
+            f"{PREFILL} --head_dim_qk 192 --head_dim_vo 128",
+            {"prims-ts": "192 and 128"},
+        ),
+        (
+            PAGED,
+            f"{PREFILL} --head_dim_qk 128 --page_size 16 --q_dtype fp8_e4m3 --kv_dtype fp8_e4m3 --out_dtype bfloat16",
+            dict.fromkeys(("fa2", "fa3", "auto", "cudnn", "cudnn-native", "prims-ts"), "neither fp8 queries"),
+        ),
+        (
+            "BatchMLAPagedAttentionWrapper",
+            MLA,
+            dict.fromkeys(("trtllm-native", "auto", "cute-dsl"), "mask") | {"cutlass": "one query"},
+        ),
         ("MSASparseDecode", "--s_kv 4096 --num_kv_heads 2 --s_qo 1", {"cudsl": "at most 16"}),
         ("MSASparseAttention", "--num_qo_heads 12", {"cudsl": "3 query heads"}),
         ("MSAProxyScore", "--num_qo_heads 12 --num_kv_heads 4", {}),
@@ -169,6 +190,8 @@ MOE = SMALL["cutlass_fused_moe"].replace("--cutlass_variant nvfp4", "")
             "two",
         ),
         (["MSAPipeline"], "--topk 8", "the library selects 16"),
+        (["BatchMLAPagedAttentionWrapper"], f"{MLA} --s_qo 1 --mla_is_var_seq false --random_actual_seq_len", "random"),
+        (["BatchPrefillWithPagedKVCacheWrapper"], f"{PREFILL} --head_dim_qk 64 --q_dtype fp8_e4m3", "as --q_dtype"),
         (["mm_fp8"], "--batch_size 2 --m 2 --n 32 --k 128", "--batch_size 2: mm_fp8 has one product"),
         (["nvfp4_quantize"], "--m 8 --k 64 --sf_vec_size 32 --per_token_activation", "must be 16"),
         (

@@ -86,7 +86,8 @@ def test_a_time_that_cannot_be_is_flagged_and_one_of_setup_is_told_beside(tmp_pa
     assert [read[name] for name in ("median_time", "std_time", "setup_ms", "burst_ms")] == ["0.5", "", "2.0", "2.4"]
     assert read["flags"] == "noisy x"
     flags = {flag.name for routine in ROUTINES.values() for flag in routine.flags}
-    elsewhere = {"dtype", "local_bs_list", "node_id", "dist_init_method"}
+    elsewhere = {"dtype", "local_bs_list", "node_id", "dist_init_method", "spec_dec_mask", "mla_is_var_seq"}
+    elsewhere |= {"mla_cute_dsl_impl"}
     assert flags - {*read} == {"no_qk_l2norm", "no_sf_swizzled_layout", "nvtx", *elsewhere}
 
 
