@@ -146,7 +146,8 @@ def _view_definition(trace_set: TraceSet, definition: Definition) -> View:
     expected = weights_of(lines)
     wanted = {(name, one.name): expected for one in trace_set.solutions.get(name, [])}
     solutions = summarise(traces, wanted, trace_set)
-    settings = _find_tolerance(trace_set, definition)
+    alike = len({repr(line.workload.tolerance) for line in lines}) == 1
+    settings = _find_tolerance(trace_set, definition, lines[0].workload if alike else None)
     weighted = [one.workload for one in lines if one.workload.weight != 1]
     weights = some([f"{names[name, one.uuid]}: {one.weight:g}" for one in weighted], SHOWN_NAMES)
     called = some(list(name_jobs(lines, uuids=True).values()), SHOWN_NAMES)

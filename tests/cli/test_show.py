@@ -81,6 +81,18 @@ def test_an_object_is_shown_with_its_verdicts_and_the_next_commands(show, root, 
 
 
 @pytest.mark.parametrize(
+    ("bounds", "line"),
+    [((1e-4, 1e-4), "rtol 0.0001 the workload's tolerance"), ((1e-4, 1e-3), "rtol 0.01 default")],
+)
+def test_a_definition_has_the_tolerance_that_all_its_workloads_share(tmp_path, capsys, bounds, line):
+    workloads = [make_workload(f"w{at}", tolerance={"max_rtol": bound}) for at, bound in enumerate(bounds)]
+    lines = [make_trace(solution=None, workload=workload) for workload in workloads]
+    root = write_trace_set(tmp_path / "set", definitions=[make_definition()], workloads=lines)
+    assert main(["show", "double", "--local", str(root)]) == 0
+    assert line in [" ".join(row.split()) for row in capsys.readouterr().out.splitlines()]
+
+
+@pytest.mark.parametrize(
     ("name", "kind", "key"),
     [("double", "definition", "solutions"), ("other", "solution", "verdicts"), ("w0", "workload", "verdicts")],
 )
