@@ -137,6 +137,24 @@ def test_outputs_are_not_wrong_if_the_device_of_their_check_fails(raised: str, i
         assert "check_implementation raises" in problem.check_outputs(values, values)
 
 
+@pytest.mark.parametrize(("device", "modes"), [("", 0), (", device='cuda'", 1)])
+def test_on_a_cpu_a_kernel_that_names_cuda_runs_there(tmp_path: Path, device: str, modes: int) -> None:
+    path = tmp_path / "mine.py"
+    number = "float(torch._C._len_torch_function_stack())"
+    path.write_text(f"import torch\ndef custom_kernel(data):\n    return torch.full((4,), {number}{device})\n")
+    assert make_problem("return ''").bind_solution(str(path))(torch.ones(4))[0].tolist() == [modes] * 4
+
+
+def test_all_processes_have_the_same_other_values() -> None:
+    problem, drawn = make_problem("return ''"), set[str]()
+    problem.files["reference"] += "def generate_input(n, seed):\n    return torch.empty(n), str(seed)\n"
+    problem.form["inputs"] = {"data_0": "float32"}
+    for _ in range(2):
+        problem.others = None
+        drawn.add(problem.make_data([torch.ones(4)])[1])
+    assert len(drawn) == 1
+
+
 def test_the_own_check_needs_no_expected_outputs() -> None:
     assert not OwnCheckEvaluator.needs_expected
 

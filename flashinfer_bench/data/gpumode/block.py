@@ -1,6 +1,6 @@
 """Runs a GPU MODE problem as a reference, and a `custom_kernel` as a solution of it.
 
-This file is text: a definition's reference is this block, then the problem's files. Only the child of `inspection` and
+This file is text: a definition's reference is the problem's files, then this block. Only the child of `inspection` and
 the processes that run references and solutions execute it.
 
 A problem has one argument, `data`: tensors, numbers and other values in nested tuples, lists and dicts. Its tensors and
@@ -10,6 +10,7 @@ order of the memory, so a transposed tensor is rebuilt as a view.
 
 import builtins as _builtins
 import copy as _copy
+import functools as _functools
 import inspect as _inspect
 import linecache as _linecache
 import random as _random
@@ -26,10 +27,10 @@ from torch.utils import _pytree
 
 
 class _Mode(_TorchFunctionMode):
-    """Fills memory that a problem leaves unset, and takes the device `cuda` as the CPU if the problem is on the CPU.
+    """Takes the device `cuda` as the CPU if the problem is on the CPU, and fills memory that its data leaves unset.
 
     Args:
-        unset: gets the tensors with filled memory, and keeps them alive.
+        unset: gets the tensors with filled memory, and keeps them alive. None: no memory is filled.
     """
 
     makers = _torch.empty, _torch.empty_like, _torch.empty_strided, _torch.Tensor.new_empty
@@ -52,13 +53,13 @@ class _Mode(_TorchFunctionMode):
         if self.is_cpu:
             if func is _torch.Tensor.cuda:
                 return args[0]
-            args, kwargs = _pytree.tree_map(self.move, (args, kwargs))
+            args = map(self.move, args)
+            kwargs = {name: self.move(value) for name, value in (kwargs or {}).items()}
         result = func(*args, **(kwargs or {}))
-        if func in self.makers:
+        if self.unset is not None and func in self.makers:
             is_byte = result.element_size() == 1 and result.dtype is not _torch.bool
             (result.view(_torch.uint8) if is_byte else result).fill_(77)
-            if self.unset is not None:
-                self.unset.append(result)
+            self.unset.append(result)
         return result
 
     @staticmethod
@@ -116,11 +117,11 @@ class GpuModeProblem:
             return value
         return value.permute([order.index(at) for at in range(len(order))] if back else order)
 
-    def generate(self, case: dict[str, _Any], mode: _Any) -> _Any:
-        """Call `generate_input`, with a seed from Python's generator if it takes one."""
+    def generate(self, case: dict[str, _Any], mode: _Any, seed: int = 0) -> _Any:
+        """Call `generate_input`, with a seed if it takes one."""
         function = self.load("reference").generate_input
         if "seed" in _inspect.signature(function).parameters:
-            case = {**case, "seed": _random.randrange(1 << 31)}
+            case = {**case, "seed": seed}
         with mode:
             return function(**case)
 
@@ -128,7 +129,7 @@ class GpuModeProblem:
         """Draw the inputs of a workload."""
         case = {name: axes[name] for name in self.case}
         case |= {name: choices[case[name]] for name, choices in self.form["choices"].items()}
-        parts, _ = self.flatten(self.generate(case, _Mode(device)), "data")
+        parts, _ = self.flatten(self.generate(case, _Mode(device, []), _random.randrange(1 << 31)), "data")
         return {name: self.order(name, parts[name]) for name in self.form["inputs"]}
 
     make_inputs.inputs_agree = True  # type: ignore[attr-defined]
@@ -142,17 +143,28 @@ class GpuModeProblem:
         """Return `data` from the inputs."""
         given = dict(zip(self.form["inputs"], values, strict=True))
         if self.others is None:
-            parts, structure = self.flatten(self.generate(self.case, _Mode(self.find_device(values))), "data")
+            parts, structure = self.flatten(self.generate(self.case, _Mode(self.find_device(values), [])), "data")
             self.others = {name: None if name in given else one for name, one in parts.items()}, structure
         others, structure = self.others
         parts = others | {name: self.order(name, value, back=True) for name, value in given.items()}
         return _pytree.tree_unflatten([*parts.values()], structure)
 
+    def call(self, module: _Any, kernel: str, values: _Any) -> _Any:
+        """Return name → output of a module's kernel, and their structure. On the CPU, its device `cuda` is the CPU."""
+        data, device = self.make_data(values), self.find_device(values)
+        with _Mode(device) if device.type == "cpu" and self.names_cuda(module) else _nullcontext():
+            return self.flatten(getattr(module, kernel)(data), "output")
+
+    @staticmethod
+    @_functools.cache
+    def names_cuda(module: _Any) -> bool:
+        """Return whether a module has the word `cuda` outside of `generate_input`."""
+        maker = vars(module).get("generate_input")
+        return "cuda" in _inspect.getsource(module).replace(_inspect.getsource(maker) if maker else "", "")
+
     def run(self, *values: _Any) -> _Any:
         """Call the reference."""
-        data, device = self.make_data(values), self.find_device(values)
-        with _Mode(device) if device.type == "cpu" else _nullcontext():
-            outputs, self.result = self.flatten(self.load("reference").ref_kernel(data), "output")
+        outputs, self.result = self.call(self.load("reference"), "ref_kernel", values)
         for name, home in self.form["homes"].items():
             target = self.order(home, values[[*self.form["inputs"]].index(home)], back=True)
             if target.data_ptr() != outputs[name].data_ptr():
@@ -182,11 +194,11 @@ class GpuModeProblem:
     def bind_solution(self, path: str) -> _Any:
         """Import a file with `custom_kernel`, and return it as a function of the inputs."""
         self.files["submission"] = _Path(path).read_text(encoding="utf-8-sig")
-        kernel = self.load("submission", path).custom_kernel
+        module = self.load("submission", path)
         outputs = self.form["outputs"]
 
         def run(*values: _Any) -> _Any:
-            made, _ = self.flatten(kernel(self.make_data(values)), "output")
+            made, _ = self.call(module, "custom_kernel", values)
             if len(made) != len(outputs):
                 raise TypeError(f"custom_kernel returns {len(made)} tensors; the reference returns {len(outputs)}")
             return [self.fit(name, value) for name, value in zip(outputs, made.values(), strict=True)]

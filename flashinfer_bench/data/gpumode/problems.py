@@ -149,8 +149,9 @@ class GpuMode:
             }
             functions = ["run", "make_inputs", "bind_solution", *([] if tolerance else ["check_outputs"])]
             lines = [
-                *(block, "\n_files = {}"),
+                "_files = {}",
                 *(f"_files[{module!r}] = {_literal(text)}" for module, text in texts.items()),
+                f"\n\n{block}\n",
                 f"_problem = GpuModeProblem(_files, {first!r}, choices={choices!r}, **{one['form']!r})",
                 *(f"{function} = _problem.{function}" for function in functions),
             ]
