@@ -75,7 +75,7 @@ def open_folder(args: Namespace, folder: Path, precision: str = "fp32") -> Trace
     if not getattr(args, "trust_definitions", False):
         convert = shlex.join([PROGRAM, "convert", str(folder), "--from", engine.name])
         raise UsageError(
-            f"{folder} has {ENGINES[engine.name][1]}. To find shapes, their code runs with all your rights. "
+            f"to find the shapes of {ENGINES[engine.name][1]}, the code in {folder} runs with all your rights. "
             f"If you trust it: `{convert} --output SET --trust-definitions`, or `run` with --trust-definitions"
         )
     return read_folder(folder, engine)

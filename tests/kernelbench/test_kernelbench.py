@@ -38,16 +38,18 @@ REFUSED = {
     ),
     "7_complex": (MODEL.format("torch.fft.fft(x)"), "unknown dtype 'complex64'"),
     "8_reads": (MODEL.format("x if x.sum().item() < 9 else -x"), None),
+    "9_own_text": (f"import inspect\n{MODEL.format('x')}\ndef one():\n    pass\ninspect.getsource(one)", None),
 }
 
 
 class Model(torch.nn.Module):
-    """A model with a weight that is drawn, and a bias that is constant."""
+    """A model with weights that are drawn, one of them transposed, and a bias that is constant."""
 
     def __init__(self) -> None:
         super().__init__()
         self.weight = torch.nn.Parameter(torch.randn(4))
         self.bias = torch.nn.Parameter(torch.zeros(4))
+        self.turned = torch.nn.Parameter(torch.randn(2, 3).t())
 
 
 @pytest.mark.parametrize(
@@ -57,6 +59,8 @@ class Model(torch.nn.Module):
         ("b = torch.zeros(4); scratch = torch.zeros(2, 2)", {"b": 2}),
         ("w = weight; bias = torch.zeros(4)", {"weight": 1, "w": 1, "bias": 2}),
         ("flat = weight.view(1, 4)", {"weight": 1, "flat": 1}),
+        ("own = torch.zeros(2, 2).t()", {}),
+        ("w = weight; turned = torch.randn(2, 3).t()", {"weight": 1, "w": 1, "turned": 3}),
         ("packed = weight + 1", None),
     ],
 )
@@ -108,7 +112,7 @@ def test_a_task_that_cannot_be_carried_over_is_named_with_the_reason(tmp_path: P
         (tmp_path / "level1" / f"{name}.py").write_text(HEAD + text)
     found = read_folder(tmp_path, KernelBench())
     reasons = {issue.file.stem: issue.reason for issue in found.issues}
-    assert list(found.definitions) == ["kernelbench_l1_008_reads"]
+    assert list(found.definitions) == ["kernelbench_l1_008_reads", "kernelbench_l1_009_own_text"]
     for name, (_, reason) in REFUSED.items():
         assert (reason is None) == (name not in reasons)
         assert reason is None or reason in reasons[name]
@@ -144,6 +148,7 @@ def test_a_file_that_is_refused_is_named_and_the_others_are_read(tasks: Path) ->
     written = {
         "level1/12_Latin.py": b"# \xe9",
         "latin/level_1_problem_11_sample_0_kernel.py": b"# \xe9",
+        "right/level_1_problem_99_sample_0_kernel.py": right.read_bytes(),
         "wrong/right/level_1_problem_11_sample_0_kernel.py": right.read_bytes(),
         ".venv/1_Hidden.py": b"def get_init_inputs(",
     }
@@ -154,8 +159,16 @@ def test_a_file_that_is_refused_is_named_and_the_others_are_read(tasks: Path) ->
     found = read_folder(tasks, KernelBench())
     assert [item.author for item in next(iter(found.solutions.values()))] == ["right", "wrong"]
     reasons = {str(issue.file.relative_to(tasks)): issue.reason for issue in found.issues}
-    assert len(found.issues) == 3
+    assert len(found.issues) == 4
     assert reasons.keys() == {*written} - {".venv/1_Hidden.py"}
+
+
+def test_a_task_in_the_folder_of_the_shell_has_its_level(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "level3").mkdir()
+    monkeypatch.chdir(tmp_path / "level3")
+    facts = {"arguments": 0, "written": [], "inputs": {}, "outputs": {}}
+    ((raw, _),) = KernelBench().make(Path("1_Net.py"), "", facts, "", [])
+    assert raw["op_type"] == "kernelbench_l3"
 
 
 def test_the_code_of_tasks_runs_only_if_the_user_trusts_it(tasks: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -158,10 +158,11 @@ class KernelBenchTask:
             is_constant, paired = self.is_same(tensor, others.get(path)), pairs.get(id(tensor))
             free = [paired] if paired else [name for name in equal[path] if name not in pairs.values()]
             fitting = free or ([] if is_constant else equal[path])  # a constant without a partner is the solution's own
-            if fitting and tensor.is_contiguous():
-                chosen = pairs[id(tensor)] = path if path in fitting else fitting[0]
+            chosen = path if path in fitting else next(iter(fitting), "")
+            if fitting and (tensor.is_contiguous() or tensor.stride() == given[chosen].stride()):
+                pairs[id(tensor)] = chosen
                 wires[path] = self.inputs + list(given).index(chosen)
-            elif fitting or not is_constant:
+            elif not is_constant:
                 wrong.append(path)
         wrong += [path for path, _ in self.list_numbers(model) - self.list_numbers(other)]
         if wrong:

@@ -15,10 +15,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from flashinfer_bench.data.adapted import find_by_file
+from flashinfer_bench.data.adapted import SOLUTION_FILE, find_by_file
 from flashinfer_bench.data.issue import LoadIssue
 from flashinfer_bench.data.problems.folder import Raw, make_name
 from flashinfer_bench.data.trace_set import TraceSet
+from flashinfer_bench.errors import DataSetError
 
 PRECISIONS: Final = {
     "fp32": ("float32", 1e-4),
@@ -46,7 +47,9 @@ class KernelBench:
 
     def name_solutions(self, found: TraceSet, file: Path) -> Iterator[tuple[str, str, str]]:
         """Yield the solution from a file of a KernelBench run."""
-        if definition := find_by_file([file.stem], found.definitions):
+        if SOLUTION_FILE.fullmatch(file.stem):
+            if (definition := find_by_file([file.stem], found.definitions)) is None:
+                raise DataSetError("no task here has its level and problem")
             yield definition, f"{file.parent.name}_{file.stem}", file.parent.name
 
     def make(
@@ -54,7 +57,7 @@ class KernelBench:
     ) -> Iterator[tuple[Raw, list[Raw]]]:
         """Yield the definition of a task, with its workload."""
         number, name = self.file.fullmatch(file.name).groups()  # type: ignore[union-attr] # the name was matched before
-        match, (dtype, bound) = LEVEL.fullmatch(file.parent.name), PRECISIONS[self.precision]
+        match, (dtype, bound) = LEVEL.fullmatch(file.absolute().parent.name), PRECISIONS[self.precision]
         level = f"{self.name}_l{match[1]}" if match else self.name
         # KernelBench's identity of a task
         digest = hashlib.md5(re.sub(r"#[^\n]*|\s", "", source).encode(), usedforsecurity=False).hexdigest()

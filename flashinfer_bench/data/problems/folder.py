@@ -101,8 +101,8 @@ def read_folder(root: Path, engine: Engine) -> TraceSet:
             for raw, workloads in list(engine.make(file, problem, facts, block, issues)):
                 _add_definition(found, engine, file, raw, workloads)
     for file in list_files(root):
-        if file.suffix == ".py" and (named := [*engine.name_solutions(found, file)]):
-            with _refusing(file, issues):
+        with _refusing(file, issues):
+            if file.suffix == ".py" and (named := [*engine.name_solutions(found, file)]):
                 text = read_source(file)
                 for definition, name, author in named if find_engine(file.name, text) else ():
                     _add_solution(found, file, text, definition, name, author)

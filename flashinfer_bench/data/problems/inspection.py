@@ -11,6 +11,7 @@ runs with real tensors. A fork is no sandbox, so the user has to trust the probl
 from __future__ import annotations
 
 import json
+import linecache
 import multiprocessing
 import resource
 import sys
@@ -82,6 +83,7 @@ def _send(sending: Connection, inspect: Inspect, block: str, problem: Any) -> No
 def execute(name: str, text: str) -> types.ModuleType:
     """Run a source as a new module, and return the module."""
     module = sys.modules[name] = types.ModuleType(name)
+    linecache.cache[name] = (1, None, text.splitlines(keepends=True), name)  # compilers of Python read it
     exec(compile(text, name, "exec", dont_inherit=True), vars(module))
     return module
 
