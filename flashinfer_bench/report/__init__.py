@@ -1,1 +1,2 @@
-"""Report: reads traces and makes rows. It uses no files, torch or layout; the command line prints the rows."""
+"""Report: reads traces and makes rows. No module in this folder uses torch or the layout of a set. The command line
+prints the rows."""

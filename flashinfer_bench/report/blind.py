@@ -1,8 +1,8 @@
 """Outputs for which zeros would pass, since every expected value is within the absolute tolerance.
 
 An element fails only if its error is above atol and above rtol. So zeros pass if no expected value is above atol. The
-rule `norm` rejects these zeros, but skips small outputs, and may be off. An output is reported only if `norm` was not
-applied to it.
+rule `norm` rejects these zeros, but skips small outputs, and users can disable it. An output is reported only if `norm`
+did not check it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class BlindOutput:
     definition: str
     output: str
     largest: float
-    """The largest expected value on these workloads."""
+    """The largest expected value on the workloads where zeros would pass."""
     atol: float
     workloads: int
     """Number of the definition's workloads on which zeros would pass."""

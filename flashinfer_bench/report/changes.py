@@ -1,7 +1,7 @@
 """Changes between two sets, and from run to run. Recorded intervals decide whether a time changed.
 
-The rule is the same as in `compare` (`report/decision.py`). No time is measured again. Recorded intervals leave out
-some causes of a change, such as a machine that was busy on one day. So a decision ignores these causes.
+`compare` uses the same rule (`report/decision.py`). No time is measured again. Recorded intervals omit some causes of a
+change, such as a machine that was busy on one day. So decisions ignore these causes.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class Change:
     workload: str
     hardware: str
     decision: str
-    """"faster", "slower", "same", "cannot tell yet", "verdict" (it changed), "new" or "gone"."""
+    """"faster", "slower", "same", "cannot tell yet", "verdict" (changed), "new" or "gone"."""
     reason: str
-    """Why there is no decision. If the verdict changed, both verdicts. Else empty."""
+    """Why there is no decision, or both verdicts if the verdict changed. Otherwise empty."""
     old_status: str
     new_status: str
     old_ms: float | None
@@ -44,13 +44,13 @@ class Change:
 
 @dataclass(frozen=True)
 class Epoch:
-    """Consecutive verdicts of a solution on one kind of hardware, at most one per workload. All have the same sources
-    and versions."""
+    """Consecutive verdicts on a solution on one kind of hardware, at most one per workload. Sources and versions are
+    the same for all of these verdicts."""
 
     solution: str
     hardware: str
     digest: str
-    """The first 8 digits of the solution's digest; empty if the traces lack it."""
+    """The first 8 digits of the solution's digest; empty if the traces lack the digest."""
     begin: str
     """Time of the first verdict."""
     verdicts: int
@@ -60,9 +60,9 @@ class Epoch:
     changed: tuple[str, ...]
     """The difference from the previous epoch: "sources", or a package with its versions; empty for a re-run."""
     ratio: MeanRatio | None
-    """Times of this epoch over times of the previous epoch, on workloads that both have."""
+    """Times of this epoch over times of the previous epoch, on the workloads of both epochs."""
     decision: str
-    """Decision on the ratio, as in a change; empty for the first epoch."""
+    """Decision on the ratio, as in `Change`; empty for the first epoch."""
 
 
 def find_changes(old: Iterable[Result], new: Iterable[Result], threshold: float = THRESHOLD) -> list[Change]:
@@ -103,9 +103,9 @@ def find_epochs(results: Iterable[Result], threshold: float = THRESHOLD) -> list
 def compare_saves(
     old: Iterable[Result], new: Iterable[Result], threshold: float = THRESHOLD
 ) -> tuple[MeanRatio | None, str]:
-    """Return the geometric mean of new over old times of the same jobs, and the decision on it.
+    """Return the geometric mean of new over old times of the same jobs, and the decision on the mean.
 
-    The results may be quick looks, because both come from one `--watch`. Other comparisons refuse quick looks.
+    Both results may be quick looks of one `--watch`. Other comparisons refuse quick looks.
     """
     before = {_job(item): item for item in old}
     pairs = [(before[_job(item)], item) for item in new if _job(item) in before]
@@ -129,7 +129,7 @@ def _decide_change(old: Result | None, new: Result | None, threshold: float) -> 
 
 
 def _not_comparable(old: Result, new: Result, *, may_be_quick: bool = False) -> str:
-    """Return why two times must not be compared; empty if they may be."""
+    """Return why two times must not be compared; empty if the times are comparable."""
     takes_quick = may_be_quick and old.reported.run.quick and new.reported.run.quick
     for item, which in ((old, "old"), (new, "new")):
         if not (item.is_ranked or (takes_quick and item.latency_ms and item.measurement.meaningful)):
@@ -172,7 +172,7 @@ def _epoch(current: dict[str, Result], previous: dict[str, Result], threshold: f
 
 
 def _differences(before: dict[str, Result], new: Result) -> tuple[str, ...]:
-    """Return how a result differs from an epoch: sources, and versions of libraries."""
+    """Return the differences between a result and an epoch: sources, and versions of libraries."""
     if not before:
         return ()
     old = next(iter(before.values()))

@@ -20,7 +20,7 @@ KINDS: Final = {
     "sandbox": "another sandbox",
     "timing": "other settings of the timing",
 }
-"""The keys that must be equal, with the description of a difference."""
+"""Key that must be equal → description of a difference."""
 USUAL: Final = "usual"
 """Value of a trace whose timing settings are all defaults."""
 
@@ -29,13 +29,13 @@ class Difference(NamedTuple):
     """One key that differs."""
 
     kind: str
-    """Description of the difference: "another sandbox"."""
+    """Description of the difference, such as "another sandbox"."""
     first: str
     second: str
 
 
 def comparison_keys(reported: ReportedTrace, hardware: str) -> dict[str, str]:
-    """Return the conditions of a time by key. A key is omitted if the trace does not have it."""
+    """Return the conditions of a time by key, without keys that the trace lacks."""
     known, record = reported.run.fingerprint, reported.measurement
     usual = USUAL if known.protocol or known.sandbox or known.solution else ""
     values = (hardware, record.cache_state, record.method, known.protocol, known.sandbox, known.timing or usual)
@@ -43,7 +43,7 @@ def comparison_keys(reported: ReportedTrace, hardware: str) -> dict[str, str]:
 
 
 def find_difference(first: Mapping[str, str], second: Mapping[str, str]) -> Difference | None:
-    """Return the first key whose values differ; None if there is none. A key that one side lacks is skipped."""
+    """Return the first key whose values differ; None if no values differ. A key that one side lacks is skipped."""
     for key, kind in KINDS.items():
         if key in first and key in second and first[key] != second[key]:
             return Difference(kind, first[key], second[key])

@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 ExportFormat = Literal["csv", "jsonl", "parquet"]
 EXPORT_FORMATS: Final[tuple[ExportFormat, ...]] = ("csv", "jsonl", "parquet")
 NOT_FINITE: Final = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
-"""Spelling of non-JSON numbers in JSON lines, as in traces."""
+"""Text for each number that JSON lacks, as in traces."""
 TRUTHS: Final = {True: "true", False: "false"}
 
 
 def make_export(form: ExportFormat, trace_set: TraceSet, traces: Iterable[AnyTrace]) -> tuple[bytes, int]:
-    """Return rows as a file of a format, and the number of rows.
+    """Return a file in the format with one row per trace, and the number of rows.
 
     Raises:
-        ConfigError: for Parquet, pandas or pyarrow is not installed.
+        ConfigError: the format is Parquet, and pandas or pyarrow is not installed.
     """
     if form == "parquet":
         import_export_library("pyarrow")

@@ -1,7 +1,7 @@
-"""The interval of a recorded latency in reports. It covers a re-run in a new worker.
+"""The interval of a recorded latency in reports. The interval includes the variation between workers.
 
-In a trace of an older version, the recorded interval covers only the samples of one worker. This module widens it by
-the default run-to-run variation of its kind of device.
+In traces of earlier versions, the recorded interval covers only the samples of one worker. This module widens such an
+interval by the default run-to-run variation of the kind of device.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ class TimeInterval:
     low_ms: float
     high_ms: float
     kind: str
-    """"workers", "one worker, widened", or empty if the report widened it."""
+    """"workers", "one worker, widened", or empty if the report widened the recorded interval."""
 
     @property
     def half_share(self) -> float:
-        """Half its width as a share of its midpoint."""
+        """Half the width of the interval, divided by the midpoint."""
         return half_share(self.low_ms, self.high_ms)
 
     def meets(self, other: TimeInterval) -> bool:
@@ -44,7 +44,7 @@ class TimeInterval:
 
 @dataclass(frozen=True)
 class MeanRatio:
-    """A geometric mean of ratios, with the bounds of its 95 % interval. The bounds are None if a ratio has no
+    """A geometric mean of ratios, with the bounds of the mean's 95 % interval. Both bounds are None if a ratio has no
     interval."""
 
     value: float
@@ -63,12 +63,12 @@ def latency_of(evaluation: AnyEvaluation) -> float | None:
 
 
 def read_interval(evaluation: AnyEvaluation) -> TimeInterval | None:
-    """Return the interval of a verdict's latency; None if it has no latency."""
+    """Return the interval of a verdict's latency; None without a latency."""
     return _interval(latency_of(evaluation), read_measurement(evaluation))
 
 
 def interval_of(result: Result) -> TimeInterval | None:
-    """Return the interval of a result's latency; None if it has no latency."""
+    """Return the interval of a result's latency; None without a latency."""
     return _interval(result.latency_ms, result.measurement)
 
 
@@ -80,7 +80,7 @@ def half_of(result: Result) -> float | None:
 def mean_speedup(results: Iterable[Result]) -> MeanRatio | None:
     """Return the geometric mean of the known speed-ups; None if none is known.
 
-    It has an interval if those of all times are recorded, and if the reference is the baseline.
+    The mean has an interval if the reference is the baseline, and the intervals of all times are recorded.
     """
     known = [(item.speedup, item) for item in results if item.speedup]
     halves = [

@@ -1,8 +1,8 @@
-"""The latest verdicts on KernelBench's tasks as its `eval_results.json`: problem → samples.
+"""The latest verdicts on KernelBench's tasks in the form of KernelBench's `eval_results.json`: problem → samples.
 
-`runtime` is our median in ms, where KernelBench has a mean. A solution is one sample: its newest verdict, or a failure
-on the same hardware if it has one. A solution keeps its sample id if its file had a name in KernelBench's form and the
-id is free.
+`runtime` is a median in ms here, and a mean in KernelBench. A solution becomes one sample: a failure on the hardware of
+the newest verdict, else the newest verdict. A solution from a file with KernelBench's form of name keeps the sample id
+of the file, if the id is free.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ OTHER_JOB: Final = "the same solution on other hardware or another workload"
 
 
 def make_results_file(_form: str, trace_set: TraceSet, traces: Iterable[AnyTrace]) -> tuple[bytes, int, Counter[str]]:
-    """Return the file, its number of samples, and reason → number of omitted verdicts.
+    """Return the file, the number of samples, and reason → number of omitted verdicts.
 
     Raises:
-        UsageError: the tasks have several levels, and each level numbers its problems from 1.
+        UsageError: the tasks have more than one level. Problem numbers would repeat, because each level starts at 1.
     """
     problems: dict[str, dict[int, Any]] = {}
     levels, left_out = Counter[str](), Counter[str]()
@@ -67,7 +67,7 @@ def make_results_file(_form: str, trace_set: TraceSet, traces: Iterable[AnyTrace
 
 
 def _choose(items: Sequence[Result]) -> Result:
-    """Return the result that counts for a solution, from the results of its jobs."""
+    """Choose the result that becomes the sample of a solution."""
     newest = max(reversed(items), key=lambda item: moment_of(item.evaluation))
     failed = (item for item in items if item.hardware == newest.hardware and not item.is_passed)
     return next(failed, newest)

@@ -1,9 +1,10 @@
-"""Authors against a baseline: score, win rate, fast_p, share of the roofline. Also rows by author, op type, hardware.
+"""Compares authors with a baseline: score, win rate, fast_p, share of the roofline. Also makes rows by author, op type
+or hardware.
 
-The ratio of a workload is the baseline's latency over the author's, on the same hardware. The baseline is the
-reference, or the fastest passing solution of a chosen author. A slow baseline inflates every ratio, so the rank uses no
-baseline. The rank compares each latency with the fastest latency on the workload. If a workload has confirmed
-latencies, the fastest is one of them. First place needs a confirmed latency if any author has one.
+The ratio of a workload is the baseline's latency divided by the author's latency, on the same hardware. The baseline is
+the reference, or the fastest passing solution of a chosen author. A slow baseline inflates every ratio, so the rank
+does not use the baseline. The rank compares each latency with the fastest latency on the workload. If a workload has
+confirmed latencies, the fastest of these counts. First place needs a confirmed latency if any author has one.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ GROUP_KEYS: Final[tuple[GroupKey, ...]] = ("author", "op_type", "hardware")
 FAST_P: Final = (0.0, 0.5, 0.8, 1.0, 1.2, 1.5, 2.0, 3.0, 5.0, 10.0)
 """The values of p. fast_p is the share of workloads with a passing verdict and a ratio above p."""
 _Times = Mapping[tuple[str, str, str], float]
-"""Latencies by definition, workload and hardware."""
+"""(definition, workload, hardware) → latency."""
 _Weights = Mapping[str, Mapping[str, float]]
-"""Sum of the weights of workloads, by hardware and definition."""
+"""Hardware → definition → sum of the workloads' weights."""
 _Baseline = _Times | None
 """The latencies of the baseline; None for the latencies of the reference."""
 _key = attrgetter("definition", "workload", "hardware")
@@ -47,9 +48,9 @@ class Figures:
     fast_p: tuple[float, ...]
     """For each p of `FAST_P`: share of the judged workloads with a passing verdict and a ratio above p."""
     roofline_share: float | None
-    """Geometric mean of the shares of the roofline, over passed workloads with a share."""
+    """Geometric mean of the shares of the roofline, over passed workloads whose share is known."""
     weighted: bool = False
-    """Whether workloads have different weights. Means are then weighted."""
+    """Whether workloads have different weights, so that means are weighted."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,11 +69,11 @@ class AuthorRow(Figures):
     win_rate: float | None
     """Share of the compared workloads with a ratio above 1."""
     fastest_share: float | None
-    """The set's lowest latency over the author's: the mean over workloads, then over definitions. 1 means that the
-    author is the fastest everywhere. A workload that only other authors passed counts 0. None if no author is ranked,
-    or if this author has neither a ranked time nor a failure."""
+    """The set's lowest latency divided by the author's latency: the mean over workloads, then over definitions. The
+    value of an author who is the fastest everywhere is 1. A workload that only other authors passed counts 0. None if
+    no author is ranked, or if the results of this author are all unranked passes."""
     standing: str
-    """The best standing of its results."""
+    """The best standing of the author's results."""
     confirmed: bool
     sol_score: float | None
     """Speed-of-light score: the mean over workloads of the best solution, then over definitions. Definitions without a
@@ -102,13 +103,13 @@ class WinnersRow:
     speedup: float | None
     """Geometric mean of the speed-ups over the reference."""
     speedup_interval95: tuple[float, float] | None
-    """Its 95 % interval."""
+    """The 95 % interval of `speedup`."""
     weight_share: float
-    """Sum of the weights of these workloads, as a share of the sum over all workloads that any solution passed."""
+    """Sum of the weights of this row's workloads, divided by the sum over all workloads that any solution passed."""
     weighted: bool
     """Whether workloads have different weights."""
     standing: str
-    """The best standing of these solutions."""
+    """The best standing of the row's best solutions."""
     confirmed: bool
 
 
@@ -161,7 +162,7 @@ def group_by(results: Iterable[Result], key: GroupKey) -> list[GroupRow]:
 
 
 def count_winners(rows: Sequence[BestRow], key: GroupKey) -> list[WinnersRow]:
-    """Return a row for each author, op type or kind of hardware, ordered by the weight of its workloads, descending.
+    """Return a row for each author, op type or kind of hardware, ordered by `weight_share`, descending.
 
     Args:
         rows: the best solution of each workload.
@@ -182,7 +183,7 @@ def count_winners(rows: Sequence[BestRow], key: GroupKey) -> list[WinnersRow]:
 
 
 def speedup_of(results: Iterable[Result], baseline: _Baseline = None) -> MeanRatio | None:
-    """Return the geometric mean of ratios. It has an interval only if the reference is the baseline."""
+    """Return the geometric mean of ratios. The mean has an interval only if the reference is the baseline."""
     if baseline is None:
         return mean_speedup(item for item in results if item.is_ranked)
     ratios = _ratios(results, baseline)
@@ -254,7 +255,7 @@ def _author_row(
 
 
 def _add_up(weights: Mapping[tuple[str, str, str], float]) -> _Weights:
-    """Return the sums of weights by definition, workload and hardware."""
+    """Sum weights by definition, workload and hardware over the workloads."""
     sums: dict[str, dict[str, float]] = {}
     for (definition, _, hardware), weight in weights.items():
         known = sums.setdefault(hardware, {})
@@ -269,7 +270,7 @@ def _fastest_share(own: Sequence[Result], fastest: _Times) -> float:
 
 
 def _score(own: Sequence[Result], baseline: _Baseline) -> float | None:
-    """Return the score of a solution; None if it has neither a ratio nor a failed workload."""
+    """Return the score of a solution; None without a ratio and without a failed workload."""
     ratios = [(ratio, item.weight) for item, ratio in _ratios(own, baseline)]
     failed = sum(not item.is_passed for item in own)
     return score_of(ratios, failed) if ratios or failed else None

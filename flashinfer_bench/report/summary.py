@@ -1,8 +1,8 @@
 """Rows of solutions, and the best passing solution of each workload and of each definition.
 
-A confirmed solution, judged at full assurance, comes before other solutions. Overlapping intervals are a tie. Times
-from different hardware are never compared. Quick looks (`--quick`) are never the best. A solution is never the best if
-both it and the reference wait for the GPU inside a call, since the host's time then decides the ratio.
+A confirmed solution has a latency with full assurance, and comes before unconfirmed solutions. Overlapping intervals
+are a tie. Times from different hardware are never compared. Quick looks (`--quick`) are never the best. A solution is
+never the best if solution and reference both wait for the GPU inside a call. The host's time would decide the speed-up.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from flashinfer_bench.report.timing import QUICK, Timing, count_timing
 from flashinfer_bench.report.verdict import caveat_in, reason_of
 
 Merit = Literal["latency", "speedup"]
-"""The criterion for the best."""
+"""The criterion for the best solution."""
 NUMBER: Final = re.compile(r"-?\d[\d.]*(?:e[-+]?\d+)?")
-"""Numbers in a reason. Failures whose reasons differ only in numbers form one group."""
+"""Matches numbers in a reason. Failures with reasons that differ only in numbers form one group."""
 PairKey = tuple[str, str]
 """Names of definition and solution."""
 _key = attrgetter("definition", "solution", "hardware")
@@ -52,7 +52,7 @@ class FailureGroup:
     workloads: tuple[str, ...]
     """Uuids, in the order of the traces."""
     is_exact: bool
-    """Whether all reasons are equal. If not, they differ only in numbers."""
+    """Whether all reasons are equal. Unequal reasons of a group differ only in numbers."""
 
 
 @dataclass(frozen=True)
@@ -73,29 +73,29 @@ class SummaryRow:
     speedup_interval95: tuple[float, float] | None
     """The 95 % interval of the speed-up; None if a time has no recorded interval."""
     timing_caveat: str | None
-    """Why one of the latencies is not meaningful; None if all are meaningful."""
+    """Why a latency is not meaningful; None if all latencies are meaningful."""
     timing: Timing
     """The timing of the passed workloads."""
     failures: tuple[FailureGroup, ...]
     standing: str
-    """The best standing of its times; empty if none passed."""
+    """The best standing of the latencies; empty if no workload passed."""
     confirmed: bool
-    """Whether one of its times has full assurance. First place needs full assurance if any solution has it."""
+    """Whether any latency has full assurance. First place needs a confirmed row if there is a confirmed row."""
     mean: MeanRatio | None
     """Geometric mean of the latencies in ms, with its interval."""
     interval_share: float | None
-    """Half the interval of the median latency, divided by that latency. If the median lies between two workloads, the
-    wider interval counts."""
+    """Half the interval of the median latency, divided by the median latency. If the median lies between two workloads,
+    the interval with the larger share counts."""
     ties: tuple[SummaryRow, ...] = ()
-    """For the best row: other solutions whose times do not differ significantly, the best first."""
+    """In the best row, the solutions whose times do not differ significantly from the best time, in order of rank."""
     sol_score: float | None = None
     """Mean speed-of-light score. Failed and pending workloads count 0. None if no floor is known."""
     sol_basis: tuple[str, ...] = ()
     """Baseline and peak of each score."""
     compile_speedup: float | None = None
-    """As `speedup`, over the reference under torch.compile."""
+    """Like `speedup`, but over the reference under torch.compile."""
     weighted: bool = False
-    """Whether workloads of different weights are in the means. Medians have no weights."""
+    """Whether the workloads of the means have different weights. Medians ignore weights."""
     ranked_ms: float | None = None
     """Score of a GPU MODE problem by the rule of its definition (`ranking_by`). None unless all workloads passed."""
 
@@ -111,7 +111,7 @@ class BestRow(SummaryRow):
     contenders: int
     """Number of passing solutions for the workload."""
     interval: TimeInterval | None
-    """95 % interval of the latency. It covers a re-run in a new worker."""
+    """95 % interval of the latency, including the variation between workers."""
     weight: float
     """The workload's weight."""
 
@@ -124,9 +124,9 @@ class WorkloadRow(SummaryRow):
     axes: Mapping[str, int]
     status: str
     is_best: bool
-    """Whether it is the best passing solution of the workload."""
+    """Whether the solution is the best passing solution of the workload."""
     is_tie: bool
-    """Whether its time does not differ significantly from the best time."""
+    """Whether the time ties with the best time: no significant difference."""
 
 
 def summarise(
@@ -138,7 +138,7 @@ def summarise(
 
     Args:
         traces: verdicts in the order of their recording. The last verdict on a job counts.
-        expected: for each pair, uuid → weight of its workloads; pairs without verdicts also get a row.
+        expected: pair → uuid → weight of a workload to judge. A pair without verdicts also gets a row.
         trace_set: the set, whose baseline author is the baseline of speed-of-light scores.
     """
     results = list_results(trace_set, traces)
@@ -147,7 +147,7 @@ def summarise(
 
 
 def _with_score(row: SummaryRow, items: Sequence[Result], trace_set: TraceSet) -> SummaryRow:
-    """Return a row with its score, if its definition has a rule for it."""
+    """Return a row with `ranked_ms`, or unchanged if the definition has no rule for a score."""
     definition = trace_set.definitions.get(row.definition)
     tags = definition.tags if definition is not None else ()
     rule = next((tag.removeprefix(RANKING) for tag in tags if tag.startswith(RANKING)), None)
@@ -164,7 +164,7 @@ def _with_score(row: SummaryRow, items: Sequence[Result], trace_set: TraceSet) -
 def summarise_results(
     results: Iterable[Result], expected: Mapping[PairKey, Mapping[str, float]] | None = None
 ) -> list[SummaryRow]:
-    """Return the rows of `summarise` from the results that count."""
+    """Return the rows of `summarise` from results, one per job."""
     wanted = expected or {}
     groups: dict[tuple[str, str, str], list[Result]] = group(results, _key)
     judged = {key[:2] for key in groups}
@@ -176,7 +176,8 @@ def summarise_results(
 def best_by_workload(
     traces: Iterable[AnyTrace], by: Merit = "latency", trace_set: TraceSet | None = None
 ) -> list[BestRow]:
-    """Return the best passing trace of each workload. Meaningful times come before others, then confirmed times."""
+    """Return the best passing trace of each workload. Meaningful times come first, and confirmed times come first among
+    them."""
 
     def order(item: Result) -> tuple[bool, bool, float, float]:
         merits = (item.latency_ms or 0.0, -(item.speedup or 0.0))
@@ -191,7 +192,8 @@ def best_by_workload(
 
 
 def by_workload(traces: Iterable[AnyTrace], trace_set: TraceSet | None = None) -> list[WorkloadRow]:
-    """Return a row for each solution and workload. Solutions are ordered as in `summarise`, workloads by their axes."""
+    """Return a row for each solution and workload. Solutions have the order of `summarise`. Workloads are ordered by
+    axes."""
     given = list(traces)
     results = list_results(trace_set, given)
     best = {(row.definition, row.hardware, row.workload): row for row in best_by_workload(given, trace_set=trace_set)}
@@ -217,11 +219,11 @@ def by_workload(traces: Iterable[AnyTrace], trace_set: TraceSet | None = None) -
 def best_by_definition(
     traces: Iterable[AnyTrace], by: Merit = "speedup", trace_set: TraceSet | None = None
 ) -> list[SummaryRow]:
-    """Return the best solution of each definition: the one that passes the most workloads.
+    """Return the best solution of each definition: the solution that passes the most workloads.
 
     Among solutions with the same number of passed workloads, confirmed solutions come first, then the highest mean
-    speed-up. If `by` is "latency", the lowest median latency replaces the speed-up. A solution ties with the best if
-    both pass the same number of workloads, and the intervals of their geometric means overlap.
+    speed-up. If `by` is "latency", the lowest median latency replaces the speed-up. A solution ties with the best
+    solution under two conditions: both pass equally many workloads, and the intervals of the geometric means overlap.
     """
 
     def order(row: SummaryRow) -> tuple[bool, int, float, float]:
@@ -295,7 +297,7 @@ def mean_ratio(ratios: Iterable[tuple[float | None, float]]) -> float | None:
 
 
 def basis_of(items: Iterable[Result]) -> tuple[str, ...]:
-    """Return the baselines and the peaks of the speed-of-light scores of results."""
+    """Return the baselines and peaks that the speed-of-light scores of results use."""
     return tuple(sorted({f"{item.sol_baseline}, {item.reported.roofline.peak}" for item in items if item.sol_score}))
 
 

@@ -1,4 +1,4 @@
-"""The timing of several traces: methods, fall-backs and flags of their measurements, counted and described."""
+"""Counts and describes the timing of several traces: methods, fall-backs, bounds and flags of the measurements."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ MEANINGS: Final = {
     "no_sandbox": "the solution was judged without a sandbox, so it could reach all that its user can",
     QUICK: "a quick look, with few samples: it is never the best, and run --resume judges again",
 }
-"""Flag → its meaning. Flags of the solution's time come first, then flags of the reference's time and of verdicts."""
+"""Flag → meaning. Flags about the solution's time come first, then flags about the reference's time, then flags about
+the verdict."""
 METHODS: Final = {"cupti": "CUPTI", "cuda_events": "CUDA events", "wall": "the wall clock"}
 """The display names of clocks."""
 
@@ -33,16 +34,17 @@ class Timing:
     """The timing of the passed workloads of a row. Values are numbers of workloads."""
 
     ways: Mapping[str, int]
-    """Number of workloads for each way, such as "by CUPTI, cold L2". Workloads without a timing record are skipped."""
+    """Way of timing, such as "by CUPTI, cold L2" → number of workloads. Workloads without a timing record are
+    skipped."""
     replays: int
     """Number of workloads timed as replays of CUDA graphs."""
     unknown: int
     """Number of workloads without a timing record."""
     flags: Mapping[str, int]
-    """Number of workloads for each flag. A time that is not meaningful has no flags."""
+    """Flag → number of workloads. A time that is not meaningful has no flags."""
     bounds: Mapping[str, int]
-    """Number of workloads for each bound, such as "a gated chain of calls at standard assurance". Older traces have no
-    bound and are skipped."""
+    """Bound, such as "a gated chain of calls at standard assurance" → number of workloads. Traces without a bound, from
+    earlier versions, are skipped."""
 
 
 def read_timing(passed: Iterable[AnyEvaluation]) -> Timing:
@@ -68,7 +70,7 @@ def count_timing(reported: Sequence[ReportedTrace]) -> Timing:
 def flags_in(reported: ReportedTrace) -> list[str]:
     """Return the flags of a verdict with a performance. A time that is not meaningful has no flags.
 
-    A verdict of another engine has no fingerprint, so only its times have flags.
+    A verdict of another engine has no fingerprint, so it has only flags about times.
     """
     measured, known = reported.measurement, reported.run.fingerprint
     is_ours = known != FingerprintRecord()

@@ -1,8 +1,8 @@
 """Traces as files of benchmark trackers: Bencher, github-action-benchmark and the PyTorch benchmark database.
 
-A tracker gets the latest verdicts that passed with a meaningful time, without quick looks. A tracker would draw a
-failure as a time. The name of a benchmark has definition, solution, workload and hardware, so no chart joins times of
-different hardware.
+A tracker gets the latest verdicts that passed with a meaningful time, without quick looks. Failures are omitted,
+because a tracker would draw them as times. The name of a benchmark consists of definition, solution, workload and
+hardware. So no chart mixes times from different hardware.
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ NOT_MEANINGFUL: Final = "not meaningful"
 NS_PER_MS: Final = 1e6
 US_PER_MS: Final = 1e3
 LONGEST_NAME: Final = 1024
-"""Maximum characters of a benchmark's name in Bencher. A longer name is cut and ends with its digest."""
+"""Maximum characters of a benchmark's name in Bencher. A name above this limit is cut, and ends with a digest of the
+whole name."""
 DIGITS: Final = 8
-"""Significant digits of a time. No clock resolves more."""
+"""Significant digits of a time. No clock has a finer resolution."""
 
 
 def make_tracker_file(form: str, trace_set: TraceSet, traces: Iterable[AnyTrace]) -> tuple[bytes, int, Counter[str]]:
-    """Return a file in a format of `TRACKERS`, its number of rows, and the numbers of omitted verdicts by reason."""
+    """Return a file in a format of `TRACKERS`, the number of rows, and reason → number of omitted verdicts."""
     results = list_results(trace_set, traces)
     rows = [item for item in results if item.is_ranked]
     left_out = Counter(
@@ -49,7 +50,7 @@ def _name(item: Result) -> str:
 
 
 def _times(item: Result, per_ms: float) -> list[float]:
-    """Return the latency, and the bounds of its interval if these are finite."""
+    """Return the latency, followed by finite bounds of the latency's interval."""
     bounds = item.measurement.bounds or ()
     times = (item.latency_ms or 0.0, *(bounds if all(map(isfinite, bounds)) else ()))
     return [float(f"{time * per_ms:.{DIGITS}g}") for time in times]
@@ -103,4 +104,4 @@ TRACKERS: Final[Mapping[str, Callable[[Iterable[Result]], Any]]] = {
     "github-action-benchmark": _to_action,
     "pytorch": _to_pytorch,
 }
-"""Format → the function that makes its document."""
+"""Format → the function that makes the document."""

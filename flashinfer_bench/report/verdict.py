@@ -1,6 +1,6 @@
-"""One evaluation in one line: why it failed, and why its time is not meaningful.
+"""Describes an evaluation in one line: why a solution failed, or why a time is not meaningful.
 
-Trace files are untrusted, so control characters in their texts are shown as escapes.
+Trace files are untrusted, so control characters are shown as escapes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ TRACEBACK: Final = "Traceback (most recent call last)"
 
 
 def reason_of(evaluation: AnyEvaluation) -> str:
-    """Return the line of the log with the reason of the failure; empty for an empty log."""
+    """Return the reason of a failure as one line of the log; empty for an empty log."""
     return first_reason(evaluation.log)
 
 
@@ -38,12 +38,12 @@ def to_one_line(text: str) -> str:
 
 
 def caveat_of(evaluation: AnyEvaluation) -> str | None:
-    """Return why the latency is not meaningful, as under Triton's interpreter; None if it is meaningful."""
+    """Return why the latency is not meaningful, as under Triton's interpreter; None for a meaningful latency."""
     return caveat_in(read_measurement(evaluation))
 
 
 def caveat_in(measurement: Measurement) -> str | None:
-    """Return why the latency is not meaningful, from its measurement."""
+    """Return why the latency of a measurement is not meaningful; None for a meaningful latency."""
     if measurement.meaningful:
         return None
     return to_one_line(measurement.reason or "this time says nothing about the kernel")

@@ -1,4 +1,4 @@
-"""The table of all routines, from the modules of the families. It is cheap to import."""
+"""The table of all routines, from the modules of the families. The table is cheap to import."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ ROUTINES: Final[Mapping[str, Routine]] = {one.name: one for family in FAMILIES f
 
 
 def find_routine(name: str) -> Routine:
-    """Return the routine of that name.
+    """Return the routine with this name.
 
     Raises:
         UsageError: the name is unknown. The message has the nearest name.

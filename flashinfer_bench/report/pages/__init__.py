@@ -1,1 +1,1 @@
-"""A report as a folder of pages, which need no server. The authors' texts are data in it, never markup."""
+"""A report as a folder of pages, which need no server. The pages treat texts of authors as data, never as markup."""

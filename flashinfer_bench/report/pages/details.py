@@ -25,9 +25,9 @@ from flashinfer_bench.roofline.peaks import find_peak
 from flashinfer_bench.roofline.workloads import cost_of_workload
 
 MOST_CHIPS: Final = 40
-"""For one verdict, a page shows at most this many flags, and at most this many libraries."""
+"""Maximum flags of one verdict on a page, and also the maximum libraries."""
 MOST_POINTS: Final = 200
-"""A history shows at most this many times of one job."""
+"""Maximum times of one job in a history."""
 
 
 def describe_overview(trace_set: TraceSet, results: Sequence[Result], baseline_author: str | None) -> dict[str, Any]:
@@ -69,8 +69,7 @@ def _describe_row(row: SummaryRow, items: Sequence[Result]) -> dict[str, Any]:
 
 
 def describe_definition(trace_set: TraceSet, name: str, everything: Sequence[Result]) -> dict[str, Any]:
-    """Return the data of a definition's page. The definition may be missing in the set; then only its traces are
-    shown.
+    """Return the data of a definition's page. If the set lacks the definition, the page shows only the traces.
 
     Args:
         trace_set: the set.
@@ -121,7 +120,8 @@ def describe_definition(trace_set: TraceSet, name: str, everything: Sequence[Res
 
 
 def _list_points(results: Sequence[Result]) -> dict[tuple[str, str, str], list[list[Any]]]:
-    """Return the latest times of each job that was timed repeatedly: seconds since 1970, latency, and its interval."""
+    """Return the latest times of each job with more than one time: seconds since 1970, latency, and the latency's
+    interval."""
     whole = [item for item in results if item.measurement.meaningful and not item.reported.run.quick]
     timed = [(moment, item) for item in whole if item.latency_ms and (moment := parse_time(item.evaluation.timestamp))]
     found: dict[tuple[str, str, str], list[list[Any]]] = {}
@@ -152,8 +152,8 @@ def describe_solution(solution: Solution | None, results: Sequence[Result]) -> d
 
 
 def _numbers(item: Result) -> list[float | None]:
-    """Return latency, its interval, speed-up, share of the roofline, and the interval of the speed-up. All are None if
-    the time is not meaningful."""
+    """Return the latency with its interval, the speed-up, the share of the roofline, and the interval of the speed-up.
+    All values are None if the time is not meaningful."""
     interval, mean = interval_of(item), mean_speedup([item])
     bounds = (interval.low_ms, interval.high_ms) if interval is not None else (None, None)
     numbers = [item.latency_ms, *bounds, item.speedup, item.reported.roofline.share]

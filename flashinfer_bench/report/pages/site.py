@@ -30,7 +30,7 @@ from flashinfer_bench.report.pages.texts import id_of, to_script
 from flashinfer_bench.report.verdict import to_one_line
 
 MARKER: Final = "flashinfer-bench-report"
-"""Marker in the index.html of a folder that this module wrote. Such a folder may be replaced."""
+"""Marker in the index.html of a folder that this module wrote. Only a folder with the marker may be replaced."""
 
 
 @collector_paused()
@@ -45,7 +45,7 @@ def write_site(
     """Write the pages of a set's latest verdicts; return the numbers of definitions, solutions and verdicts.
 
     Args:
-        folder: a new or empty folder, or a folder with such pages. No link in it is followed.
+        folder: a new or empty folder, or a folder that this function wrote. Links inside the folder are not followed.
         trace_set: the set with the definitions and solutions.
         traces: the traces to show.
         title: title of the pages.

@@ -19,21 +19,22 @@ MOST_TEXT: Final = 64_000
 MOST_COLOURED: Final = 40_000
 """Longest highlighted source, in characters. Lexers are slow on unusual texts."""
 LARGEST_INTEGER: Final = 2**53 - 1
-"""JavaScript may round integers beyond it (`Number.MAX_SAFE_INTEGER`)."""
+"""Largest integer that JavaScript never rounds (`Number.MAX_SAFE_INTEGER`)."""
 KINDS: Final = {"nf": "f", "fm": "f", "nc": "f", "nd": "d", "nb": "b", "bp": "b", "ow": "k"}
-"""Pygments' short token name → kind. For comments, keywords, strings and numbers the kind is the first letter."""
+"""Pygments' short token name → kind. The kind of comments, keywords, strings and numbers is the first letter of the
+name."""
 LEXERS: Final = {"py": PythonLexer, **dict.fromkeys(("cu", "cuh", "cpp", "cc", "h", "hpp"), CudaLexer)}
 
 
 def id_of(*names: str) -> str:
-    """Return a 16-digit id of names, for file names and links. So a name cannot lead out of the folder."""
+    """Return a 16-digit id of names, for file names and links. An id cannot lead out of the folder."""
     text = json.dumps(names)  # escapes characters that UTF-8 cannot encode
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def clean(value: Any) -> Any:
-    """Return data for a page: texts truncated, control characters escaped, numbers with six digits. An integer that
-    JavaScript would round is a text."""
+    """Return data for a page, with truncated texts, escaped control characters, and numbers of six digits. Integers
+    that JavaScript would round become texts."""
     if isinstance(value, str):
         shown = value[:MOST_TEXT]
         cut = f"\n… cut: {len(value) - MOST_TEXT:,} more characters" if len(value) > MOST_TEXT else ""
@@ -48,7 +49,7 @@ def clean(value: Any) -> Any:
 
 
 def colour(path: str, source: str) -> list[list[str]]:
-    """Return the pieces of a source as [kind, text]. The page writes them as text, never as markup."""
+    """Return the pieces of a source as [kind, text]. The page shows the pieces as text, never as markup."""
     lexer = LEXERS.get(path.rpartition(".")[2].lower())
     if lexer is None or len(source) > MOST_COLOURED:
         return [["", source]]
@@ -59,7 +60,7 @@ def colour(path: str, source: str) -> list[list[str]]:
 
 
 def to_script(key: str, data: Any) -> str:
-    """Return a script with data under a key. It is pure ASCII, and the data cannot end a script or a string."""
+    """Return a script with data under a key. The script is pure ASCII, and the data cannot end a script or a string."""
     literal = json.dumps(msgspec.json.encode(clean(data)).decode())
     for sign in "<>&":
         literal = literal.replace(sign, f"\\u{ord(sign):04x}")

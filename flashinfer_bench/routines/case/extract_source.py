@@ -1,9 +1,9 @@
-"""Makes a source file of one function in a module of `routines.code`, with all names that the function uses.
+"""Makes a source file from one function in a module of `routines.code`, with all names that the function uses.
 
 The module is parsed, never imported: code that needs torch or flashinfer runs in the process of the judge or a worker.
-A constant (a name in capitals) can get another value. The source's `run` gets all inputs of the definition, in order,
-and passes those that the function names. A parameter `*rest` gets all remaining inputs, and `**outputs` the outputs by
-name. `setup` calls the function NAME_setup, which prepares keyword arguments of `run`.
+A constant (a name in capitals) can get another value. The new `run` takes all inputs of the definition, in order, and
+passes on the inputs that are parameters of the function. A parameter `*rest` gets all remaining inputs, and `**outputs`
+the outputs by name. `setup` calls the function NAME_setup, which prepares keyword arguments of `run`.
 
 The text of a reference, without comments, decides the name of its definition. So a changed docstring in `*_torch.py`
 changes the name of every case of that function.
@@ -29,10 +29,11 @@ def extract_source(
 
     Args:
         file: a module of `routines.code`, without its suffix.
-        function: a top-level function of it.
+        function: a top-level function of the module.
         constants: values for top-level constants. Names that the module lacks have no effect.
         inputs: the names of the inputs.
-        outputs: the names of the outputs. A function that names an output gets all outputs after the inputs.
+        outputs: the names of the outputs. If an output is a parameter of the function, `run` takes all outputs after
+            the inputs.
 
     Returns:
         The source, and whether the function writes into given outputs.
@@ -61,8 +62,8 @@ def extract_source(
 
 
 def _call(new: str, name: str, function: Any, inputs: Collection[str], outputs: Collection[str]) -> str:
-    """Return the source of a function `new`. It takes all inputs and outputs, and calls `name` with those that `name`
-    takes."""
+    """Return the source of a function `new`, which takes all inputs and outputs. The function `new` passes on the
+    parameters of `name`."""
     parameters = function.args
     passed = [one.arg for one in parameters.args]
     prepared = [one.arg for one in parameters.kwonlyargs]
@@ -74,7 +75,7 @@ def _call(new: str, name: str, function: Any, inputs: Collection[str], outputs: 
 
 @lru_cache(maxsize=64)
 def top_level(file: str) -> Mapping[str, ast.stmt]:
-    """Return the top-level names of a module with their statements. Names imported from siblings come first."""
+    """Return top-level name → statement of a module. Names from sibling modules come first."""
     found: dict[str, ast.stmt] = {}
     for node in ast.parse((CODE / f"{file}.py").read_text(encoding="utf-8")).body:
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(PACKAGE):

@@ -32,7 +32,7 @@ ENTRY_FILE: Final = "main.py"
 NAMESPACE: Final = uuid.UUID("6f1c2f6e-55a4-4f0e-9d9e-0c7a6d0f3b52")
 """Namespace of workload uuids. A uuid is the hash of the namespace and the definition's name."""
 WHOLE_TENSOR: Final = 64
-"""A tensor of at most this many integers is shown completely. A larger tensor is shown by both ends only."""
+"""Largest number of integers in a tensor that is shown completely. Only the two ends of a larger tensor are shown."""
 NOT_PLAIN: Final = re.compile(r"[^A-Za-z0-9]+")
 
 
@@ -49,7 +49,7 @@ class GeneratedEntry:
 
 
 def generate_entry(routine: Routine, case: Case, backends: Iterable[str]) -> GeneratedEntry:
-    """Return a case in the trace-set format, with a solution for each of these backends."""
+    """Return a case in the trace-set format, with a solution for each backend."""
     blobs = {name: tensor.value for name, tensor in case.inputs.items() if isinstance(tensor.value, np.ndarray)}
     fields = {
         "op_type": case.op_type,
@@ -61,7 +61,7 @@ def generate_entry(routine: Routine, case: Case, backends: Iterable[str]) -> Gen
     }
     values = {name: tensor.value for name, tensor in case.inputs.items()}
     values |= {name: sha256(value.tobytes()).hexdigest() for name, value in blobs.items()}
-    # Equal names mean equal cases.
+    # The name has a digest of the whole case.
     label = NOT_PLAIN.sub("_", case.label).strip("_")
     name = f"{routine.name}_{label}_{digest_of({**fields, 'values': values})[:8]}"
     definition = Definition.model_validate({"name": name, **fields})
@@ -139,7 +139,7 @@ def _solution(routine: Routine, case: Case, definition: Definition, backend: str
 
 
 def describe_case(case: Case, reference: str) -> list[str]:
-    """Return lines for each input and each number of the reference, in the format of FlashInfer's documents."""
+    """Return lines about each input and each number in the reference, in the format of FlashInfer's documents."""
     numbers: dict[str, Any] = {name: np.asarray(item, np.int32) for name, item in case.shown.items()}
     lines = [f"{name}.flatten() = {render_integers(item)}" for name, item in numbers.items()]
     for name, tensor in case.inputs.items():
@@ -162,6 +162,6 @@ def describe_case(case: Case, reference: str) -> list[str]:
 
 
 def render_integers(values: npt.NDArray[Any]) -> str:
-    """Return integers as torch prints a tensor. If there are more than 64, only both ends are shown."""
+    """Return integers in the form that torch prints. Only the two ends of more than 64 integers are shown."""
     text = np.array2string(values.reshape(-1), separator=", ", prefix="tensor(", threshold=WHOLE_TENSOR)
     return f"tensor({text}, dtype=torch.{values.dtype})"

@@ -1,7 +1,7 @@
-"""Declarations of the routines: a flag, a routine, and the case that a routine makes of flags. Frozen, without torch.
+"""Declarations of the routines: a flag, a routine, and the case that a routine makes from flags. Frozen, without torch.
 
-A case decides the values of some inputs, such as lengths and page tables. These inputs are made by `stored`. Random
-values in a case depend only on `--random_seed`, so equal flags give an equal case.
+A case decides the values of some inputs, such as lengths and page tables. `stored` makes these inputs. Random values in
+a case depend only on `--random_seed`, so equal flags give an equal case.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ DTYPES: Final = {
     "fp8_e4m3": "float8_e4m3fn",
     "fp8_e5m2": "float8_e5m2",
 }
-"""Spelling of a dtype in flags → its spelling in definitions."""
+"""Name of a dtype in flags → name of the dtype in definitions."""
 HALF: Final = ("bfloat16", "float16")
 FP8: Final = ("fp8_e4m3", "fp8_e5m2")
 
@@ -52,7 +52,7 @@ class Flag:
     """The smallest and the largest number that the flag takes."""
 
     def why_not(self, value: Any) -> str | None:
-        """Return why a number is invalid for the flag; None if it is valid, or if the flag takes text."""
+        """Return why a number is invalid for the flag; None for a valid number, or for a flag that takes text."""
         is_outside = self.kind in ("int", "float") and not self.least <= value <= self.most
         return f"{value} must be from {self.least} to {self.most}" if is_outside else None
 
@@ -61,7 +61,8 @@ size = partial(Flag, "int", required=True)
 whole = partial(Flag, "int")
 from_zero = partial(Flag, "int", default=0, least=0)
 real = partial(Flag, "float", least=1e-30, most=1e30)
-"""A flag with a float. Outside its range, float32 products and quotients become 0 or infinite, and outputs NaN."""
+"""A flag with a float. Numbers outside the limits make float32 products and quotients 0 or infinite, and outputs
+NaN."""
 word = partial(Flag, "text")
 switch = partial(Flag, "switch", default=False)
 PDL: Final = switch("enable_pdl", "programmatic dependent launch")
@@ -104,7 +105,7 @@ class Tensor:
 
 
 def counted(tensor: Any, elements: float) -> Any:
-    """Return a tensor with the number of its elements that a call reads or writes. The tensor may be given as text."""
+    """Return a tensor with the number of elements that a call reads or writes. The argument may be a text."""
     return replace(Tensor.read(tensor), counted=elements)
 
 
@@ -120,12 +121,12 @@ floats = partial(stored, dtype="float32")
 
 
 def offsets(lengths: Iterable[int]) -> Any:
-    """Return the beginning of each sequence, and the total length: [0, l0, l0 + l1, …]."""
+    """Return the start of each sequence, and the total length, as an input: [0, l0, l0 + l1, …]."""
     return stored([0, *accumulate(lengths)])
 
 
 def generator(args: Namespace, salt: int = 0) -> np.random.Generator:
-    """Return the random generator of a case, seeded by --random_seed. Another salt gives independent values."""
+    """Return the random generator of a case, seeded by --random_seed. Different salts give independent values."""
     import numpy as np  # not for --help
 
     return np.random.default_rng((int(args.random_seed), salt))
@@ -152,19 +153,21 @@ class Case:
     op_type: str
     inputs: Mapping[str, Any]
     outputs: Mapping[str, Any]
-    """Name → `Tensor`, or its dtype and shape as a text, such as "float16[batch_size 2 hidden_size]"."""
+    """Name → `Tensor`, or a text with dtype and shape, such as "float16[batch_size 2 hidden_size]"."""
     reference: str = ""
-    """The function of `*_torch`; empty for the routine's name."""
+    """Name of the function in `*_torch`; empty for the routine's name."""
     function: str = ""
-    """The function of `*_flashinfer`, with a backend's name as suffix if there is one; empty for `reference`."""
+    """Name of the function in `*_flashinfer`; empty for `reference`. A function with the backend as a suffix takes
+    precedence."""
     constants: Mapping[str, Any] = field(default_factory=dict)
-    """Values for constants of both modules. BACKEND is the backend's name. Each flag is a constant of the same name in
-    capitals."""
+    """Name of a constant in both modules → value. BACKEND is the backend's name. Each flag also gives a constant, with
+    the flag's name in capitals."""
     call: str | Mapping[str, str] = ""
-    """The library's call as one expression, for a routine without a function in `*_flashinfer`; or backend → its call.
-    An expression that names an output writes to the outputs; any other expression returns them."""
+    """The library's call as one expression, or backend → expression. Only a routine without a function in
+    `*_flashinfer` has an expression. An expression that names an output writes to the outputs. All other expressions
+    return the outputs."""
     axes: Mapping[str, int] = field(default_factory=dict)
-    """Axis of shapes → its size. An axis with the name of a flag gets the flag's value."""
+    """Axis in shapes → size. The size of an axis with the name of a flag is the flag's value."""
     flops: float = 0
     unit: Unit = "fp32"
     """Unit of the operations of a call, as in `Cost`."""
@@ -172,19 +175,19 @@ class Case:
     """Bytes that a call moves; None for the sum over the tensors."""
     check: Check = Check()
     refusals: Mapping[str, Any] = field(default_factory=dict)
-    """Backend → why it cannot run this case on any GPU; empty or False if it can."""
+    """Backend → why the backend cannot run this case on any GPU. Empty or False means no reason."""
     columns: Mapping[str, Any] = field(default_factory=dict)
-    """Further columns of the table, such as the average sequence length."""
+    """Additional columns of the table, such as the average sequence length."""
     notes: Sequence[str] = ()
     """Lines that -v shows."""
     shown: Mapping[str, Sequence[int]] = field(default_factory=dict)
     """Integers from which the inputs were made; -vv shows them."""
     label: str = ""
-    """The sizes and words that the user gave. It is part of the definition's name."""
+    """The sizes and words that the user gave, as part of the definition's name."""
 
     @property
     def cost(self) -> Cost:
-        """The least work of a call."""
+        """The minimum cost of a call."""
         tensors = (*self.inputs.values(), *self.outputs.values())
         counted = sum(tensor.count_bytes(self.axes) for tensor in tensors) if self.bytes is None else self.bytes
         return Cost(self.flops, counted, self.unit)
@@ -197,21 +200,22 @@ class Routine:
     family: str
     flags: Sequence[Flag]
     build: Callable[[Namespace], Case]
-    """Makes a case from flags; `routine` is the routine's name. Contradictory flags raise UsageError."""
+    """Makes a case from a namespace of flags, in which `routine` is the routine's name. Contradictory flags raise
+    UsageError."""
     name: str
     summary: str
     support: Mapping[str, Sequence[str]]
-    """Backend → its compute capabilities. The first backend is the default."""
+    """Backend → compute capabilities that the backend supports. The first backend is the default."""
     aliases: Mapping[str, str] = field(default_factory=dict)
-    """Spelling of a backend in older documents → its present name."""
+    """Old name of a backend in FlashInfer's documents → present name."""
     module: str = ""
     """The module that the library compiles at the first call. Routines with the same module share one compilation ahead
     of timing. Empty if the module depends on the case."""
     needs_ranks: bool = False
-    """Whether the routine's backends run as ranks of mpirun, outside of the engine. They then have no solution."""
+    """Whether the routine's backends run as ranks of mpirun, outside of the engine, without solutions."""
 
     def make_case(self, args: Namespace) -> Case:
-        """Make a case of flags.
+        """Make a case from flags.
 
         Raises:
             UsageError: flags contradict each other.
@@ -271,19 +275,19 @@ def needed(args: Namespace, flag: str, why: str = "") -> int:
 
 
 def at_most(args: Namespace, flag: str, limit: str) -> int:
-    """Return the value of a flag, or raise UsageError if it is above the value of the flag `limit`."""
+    """Return the value of a flag; raise UsageError if the value exceeds that of the flag `limit`."""
     value, most = getattr(args, flag), getattr(args, limit)
     require(value <= most, f"--{flag} {value} is more than --{limit} {most}")
     return int(value)
 
 
 def split(args: Namespace, flag: str, step: int) -> int:
-    """Return the value of a flag divided by a step, or raise UsageError if the step does not divide it."""
+    """Divide the value of a flag by a step; raise UsageError if there is a remainder."""
     value = getattr(args, flag)
     require(value % step == 0, f"--{flag} {value} is no multiple of {step}")
     return int(value // step)
 
 
 def round_up(value: int, step: int) -> int:
-    """Return the smallest multiple of `step` that is not below a value."""
+    """Round a value up to a multiple of `step`."""
     return -(-value // step) * step

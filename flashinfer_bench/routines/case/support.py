@@ -1,4 +1,4 @@
-"""Decides which backends can run on this machine, by compute capability and installed packages, without imports.
+"""Decides which backends can run on this machine, by compute capability and installed packages. No package is imported.
 
 Each routine declares its part of the support matrix. This module finds why a backend cannot run here.
 """
@@ -40,7 +40,7 @@ class Platform:
     versions: Mapping[str, str]
     """Installed package → its version."""
     modules: frozenset[str]
-    """The modules that can be imported, of flashinfer and the modules in `NEEDS`."""
+    """The importable modules among flashinfer and the modules in `NEEDS`."""
 
 
 def find_platform(device: str, capability: tuple[int, int] | None) -> Platform:
@@ -48,7 +48,7 @@ def find_platform(device: str, capability: tuple[int, int] | None) -> Platform:
 
     Args:
         device: the device's name.
-        capability: its compute capability; None for the CPU.
+        capability: the device's compute capability; None for the CPU.
     """
     wanted = ("flashinfer", *(module for module, _ in NEEDS.values()))
     return Platform(
@@ -60,7 +60,7 @@ def find_platform(device: str, capability: tuple[int, int] | None) -> Platform:
 
 
 def why_not(routine: Routine, backend: str, platform: Platform, case: Case) -> str | None:
-    """Return why a backend cannot run a case here; None if it can."""
+    """Return why a backend cannot run a case here; None if the backend can."""
     subject = f"{backend} for routine {routine.name}"
     module, package = NEEDS.get(backend, ("flashinfer", LIBRARY))
     if backend == TORCH:
@@ -87,9 +87,8 @@ def resolve_backend(routine: str, backend: str, case: Case, capability: str | No
     """Return the library's backend for `auto`; return any other name unchanged.
 
     In GEMM routines and in MLA the name stays, because the library decides in the call. In attention, our call
-    (`code/attention_flashinfer.py`) makes decoding use tensor cores, for which the library takes the prefill kernels of
-    fa2. Prefill takes fa3 on compute capability 9.0, except for an fp8 cache with wider queries. All other cases take
-    fa2.
+    (`code/attention_flashinfer.py`) requests tensor cores for decoding. The library then takes the prefill kernels of
+    fa2. Prefill takes fa3 on compute capability 9.0, except for an fp8 cache. All other cases take fa2.
     """
     if backend != "auto" or capability is None or "kv_cache" not in case.inputs or "MLA" in routine:
         return backend

@@ -1,8 +1,8 @@
 """Calls of FlashInfer's attention. The call's `setup` (a function with the suffix `_setup`) plans, or counts from
 lengths. The call gets the result of `setup` as keyword arguments.
 
-A plan depends only on lengths and page tables, and a case has one set of these. So each call plans one wrapper again,
-as a server does for each step. Calls that are set up together share the wrapper.
+A plan depends only on lengths and page tables, and a case has one set of lengths and page tables. So each call plans
+the same wrapper again, as a server does for each step. Calls that are set up together share the wrapper.
 """
 
 from functools import cache

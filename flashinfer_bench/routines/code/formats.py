@@ -1,4 +1,4 @@
-"""Formats of low-bit floats: codes, scales of blocks, and tiles of scales. Several families share them."""
+"""Formats of low-bit floats: codes, scales of blocks, and tiles of scales. Several families share this module."""
 
 import torch
 

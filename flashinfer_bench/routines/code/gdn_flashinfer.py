@@ -1,4 +1,5 @@
-"""The calls of FlashInfer's gated delta rule that write a state into another slot of a pool than they read."""
+"""Calls of FlashInfer's gated delta rule that read a state from one slot of a pool, and write the state to another
+slot."""
 
 import torch
 from flashinfer import gdn_decode

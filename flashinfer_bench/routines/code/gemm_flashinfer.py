@@ -1,4 +1,4 @@
-"""Calls of FlashInfer's GEMM kernels. They write to the given output."""
+"""Calls of FlashInfer's GEMM kernels, which write to the given output."""
 
 import flashinfer
 import torch

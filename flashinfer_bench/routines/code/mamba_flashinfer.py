@@ -1,4 +1,5 @@
-"""The call of FlashInfer's Mamba kernels, which write a state into another slot of a pool than they read."""
+"""The call of FlashInfer's Mamba kernels, which read a state from one slot of a pool, and write the state to another
+slot."""
 
 import flashinfer
 import torch

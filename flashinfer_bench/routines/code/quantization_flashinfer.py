@@ -1,4 +1,5 @@
-"""Calls of FlashInfer's quantisation kernels. They return bytes; the functions here give them type and shape."""
+"""Calls of FlashInfer's quantisation kernels, which return bytes. The functions here give the bytes a dtype and a
+shape."""
 
 import flashinfer
 import torch

@@ -1,4 +1,4 @@
-"""Calls of FlashInfer's selection from rows of several lengths."""
+"""Calls of FlashInfer's top-k selection from rows of different lengths."""
 
 import flashinfer
 import torch

@@ -1,4 +1,4 @@
-"""Calls that the library may tune first. Several families share it."""
+"""Calls that the library may tune first. Several families share this module."""
 
 import flashinfer
 

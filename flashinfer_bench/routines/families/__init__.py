@@ -1,1 +1,1 @@
-"""The families of routines: one file for each family says what its routines take, compute and cost."""
+"""The families of routines. The file of a family has the flags, shapes and costs of the family's routines."""

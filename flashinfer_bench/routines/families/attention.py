@@ -1,8 +1,9 @@
 """The attention family: paged decode, paged and ragged prefill, and MLA over a paged cache.
 
 A sequence has q queries and kv keys, which make q kv pairs. A causal mask leaves q (2 kv - q + 1) / 2 pairs, because
-only the last query sees all keys. FLOPs are 2 pairs Hq (dqk + dvo). Bytes are queries, keys, values and outputs of the
-true lengths, and page tables. In MLA, keys have ckv + kpe elements, and values are the first ckv elements of keys.
+only the last query sees all keys. A pair takes 2 Hq (dqk + dvo) FLOPs, with Hq query heads, and dimensions dqk of
+queries and dvo of values. Bytes are page tables, and the queries, keys, values and outputs within the true lengths. In
+MLA, keys have ckv + kpe elements, and values are the first ckv elements of keys.
 """
 
 from __future__ import annotations
@@ -66,7 +67,8 @@ FLAGS: Final = (
     PDL,
 )
 MLA_NOPE_DIM: Final = 128
-"""Dimension of DeepSeek's heads without RoPE. Together with the rotated dimension it decides the score scale."""
+"""Dimension of the unrotated part of DeepSeek's heads. The scale of scores depends on this part and on the rotated
+part."""
 ERROR: Final = 0.035
 """Allowed error, as a share of an output's standard deviation in the longest sequence. Kernels round probabilities and
 outputs to bfloat16."""
@@ -87,13 +89,13 @@ SHAPES: Final = {
     "ragged": ("gqa_ragged", "queries num_qo_heads head_dim_qk", "head_dim_vo", ""),
     "mla": ("mla_paged", "batch_size s_qo num_qo_heads head_dim", "head_dim_ckv", "page_size head_dim"),
 }
-"""The name of a reference → the op type, the shape of queries, the last axis of outputs, and the shape of a page."""
+"""The name of a reference → the op type, the shape of queries, the last axis of outputs, and a page's shape."""
 NO_FP8_CACHE: Final = ("fa3", "cudnn", "cudnn-native", "trtllm-gen", "trtllm-native", "trtllm-fmha-v2", "prims-ts")
-"""Backends that do not take an fp8 cache with wider queries."""
+"""Backends that refuse an fp8 cache if the dtype of queries is wider."""
 FP8_QUERIES: Final = ("trtllm-gen", "trtllm-native", "trtllm-fmha-v2")
-"""Backends that take queries in fp8, and write another dtype."""
+"""Backends that take fp8 queries, and write outputs in another dtype."""
 WRAPPERS: Final = ("fa2", "fa2_tc", "fa3", "auto")
-"""Backends that write another dtype than that of the queries, if both have 16 bits."""
+"""Backends that can write bfloat16 for float16 queries, and the reverse."""
 FA3_DIMS: Final = ((64, 64), (128, 128), (256, 256), (192, 128))
 """Dimensions of queries and of values for which fa3 has kernels."""
 PAGE_SIZES: Final = (16, 32, 64, 128)
@@ -102,7 +104,7 @@ PAGE_SIZES: Final = (16, 32, 64, 128)
 
 def _draw_lengths(args: Namespace) -> tuple[list[int], list[int]]:
     """Draw numbers of queries and keys for each sequence. No sequence has fewer keys than queries. If the flags --s_qo
-    and --s_kv are equal, each sequence has as many keys as queries."""
+    and --s_kv are equal, the numbers of keys and queries of a sequence are equal, too."""
     batch, q_max, kv_max = args.batch_size, args.s_qo, args.s_kv
     require(kv_max >= q_max, f"--s_kv {kv_max} is below --s_qo {q_max}")
     if not args.random_actual_seq_len:
@@ -113,9 +115,9 @@ def _draw_lengths(args: Namespace) -> tuple[list[int], list[int]]:
 
 
 def make_check(fewest: int, most: int, kv_dtype: str, variance: float) -> Check:
-    """Return a tolerance that follows the size of an output.
+    """Return a tolerance for the expected size of an output.
 
-    Scores are normally distributed, with variance `variance`. So an output has the standard deviation of a mean of
+    Scores are normally distributed, with variance `variance`. So an output has the same standard deviation as a mean of
     kv / e^variance values. Kernels round probabilities to half precision, so the query that sees the fewest keys has
     the largest error.
     """
@@ -125,7 +127,7 @@ def make_check(fewest: int, most: int, kv_dtype: str, variance: float) -> Check:
 
 
 def _refuse(args: Namespace, kind: str, dims: tuple[int, int]) -> dict[str, Any]:
-    """Return why backends cannot run the case on any GPU."""
+    """Return backend → why the backend cannot run the case on any GPU."""
     heads, has_page = f"head dimensions {dims[0]} and {dims[1]}", args.page_size in PAGE_SIZES
     is_decode = kind == "decode"
     refusals: dict[str, Any] = {
@@ -169,7 +171,7 @@ def _refuse_tasks(args: Namespace, kind: str, dims: tuple[int, int]) -> str | bo
 def make_attention(args: Namespace, kind: str) -> Case:
     """Make a case of attention.
 
-    The rotated part of MLA's queries has random values, so that a kernel that ignores it fails.
+    A kernel that ignores the rotated part of MLA's queries fails, because the part has random values.
 
     Args:
         args: the flags.
@@ -292,7 +294,7 @@ BACKENDS: Final = {
 NATIVE: Final = {"trtllm-gen-native": "trtllm-native"}
 GEN: Final = {"trtllm": "trtllm-gen", **NATIVE}
 DIRECT: Final = {"trtllm": "trtllm-native", **NATIVE}
-"""Older spelling of a backend → its name. GEN is for routines with trtllm-gen, DIRECT for other routines."""
+"""Old name of a backend → present name. Routines with trtllm-gen use GEN. All other routines use DIRECT."""
 ROUTINES: Final = (
     _routine("decode", "BatchDecodeWithPagedKVCacheWrapper", "decode over a paged cache", GEN),
     _routine("paged", "BatchPrefillWithPagedKVCacheWrapper", "prefill over a paged cache", GEN),

@@ -1,9 +1,10 @@
 """The gdn family: the gated delta rule of gated delta nets, in decoding, in verification and in prefill.
 
-H is the larger of the numbers of query and value heads, and d the head size. A state is d x d. FLOPs are 6 H d² for a
-token: product of state and key, update, and product with the query. Prefill has 4 H d², as FlashInfer counts. Bytes
-are those of the tensors. A state is read once, except in prefill, which begins with zeros. It is written once if it is
-kept, and with `--cache_intermediate_states` also after each token.
+There are H heads of size d. H is the number of query heads or value heads, whichever is larger. A state is d x d. A
+token takes 6 H d² FLOPs: the product of state and key, the update, and the product of state and query. A token of
+prefill takes 4 H d² FLOPs, as FlashInfer counts. Bytes are the sizes of the tensors. Prefill begins with zeros, and
+reads no state. Decoding and verification read each state once. A state that is kept is written once. With
+`--cache_intermediate_states`, states are also written after each token.
 """
 
 from __future__ import annotations
@@ -53,18 +54,19 @@ FLAGS: Final = (
     switch("no_qk_l2norm", "decode, mtp: do not normalise queries and keys"),
 )
 WIDTH: Final = 128
-"""The head size of the kernels. Only some kernels know a multiple of it."""
+"""The head size of the kernels. Some kernels also take multiples of this size."""
 MODULE: Final = "from flashinfer import {0}\n    {0}."
-"""The beginning of a call. `import flashinfer` alone does not load these modules."""
+"""The beginning of a call. The explicit import is needed because `import flashinfer` does not load the module."""
 MISSING: Final = "its kernels are not in the package flashinfer-python"
 ERRORS: Final = {"float32": 5e-3, "bfloat16": 2e-2}
-"""dtype of states → allowed error of an element, as a share of it."""
+"""dtype of states → allowed relative error of an element."""
 ATOL: Final = 5e-3
 """Allowed error. Outputs are near 0.1, since queries have unit length and are scaled."""
 
 
 def _list_heads(args: Namespace, lead: str) -> tuple[int, dict[str, Any]]:
-    """Return the number of states of a sequence, to which all heads are repeated; and queries, keys and values."""
+    """Return the number of states of a sequence, and the shapes of queries, keys and values. Heads are repeated until
+    each state has a head."""
     counts = {one: getattr(args, f"num_{one}_heads") for one in "qkv"}
     heads = max(counts["q"], counts["v"])
     for one, count in counts.items():
@@ -84,10 +86,9 @@ def _refuse(args: Namespace, *, is_prefill: bool = False) -> dict[str, Any]:
 
 
 def make_decode(args: Namespace) -> Case:
-    """Make a case of one token, or of several tokens of which some may be rejected later.
-
-    A call writes to other slots of a pool than it reads. The nontransposed kernel has no pool: states are copied first.
-    A kernel that writes no last state reads the input itself.
+    """Make a case of one token, or of several tokens that may be rejected later. A call reads states from some slots of
+    a pool, and writes to different slots. The nontransposed kernel has no pool, so the call copies the states first. A
+    kernel that writes no last state reads the input, without a pool.
     """
     heads, inputs = _list_heads(args, "batch_size seq_len")
     is_mtp, every = args.routine.endswith("mtp"), args.cache_intermediate_states

@@ -1,11 +1,11 @@
 """The GEMM family: bfloat16, fp8 with block scales, grouped, batched with one scale, and 4-bit floats.
 
-A product of m x k and k x n takes 2 m n k FLOPs. Bytes count both factors (m k + n k elements), their scales and the
-output (m n elements), over the whole batch or all groups. Scales take:
+A product of m x k and k x n takes 2 m n k FLOPs. Bytes count both factors (m k + n k elements), the scales of the
+factors, and the output (m n elements), over the whole batch or all groups. Scales take:
 
 * 4 (m k / t + n k / t²) bytes with tiles of t.
 * 8 bytes for a whole batch in bmm_fp8.
-* One byte for each block of v elements, and 4 bytes for alpha.
+* One byte for each block of v elements, and 4 bytes for alpha, with block scales.
 
 The offset of a group takes 4 bytes. A bias adds m n FLOPs and 2 n bytes. Factors are drawn in their quantised form:
 normal numbers in bfloat16 and fp8, any code in 4 bits. Scales are near 1.
@@ -65,9 +65,9 @@ FLAGS: Final = (
 ERROR: Final = 0.05
 """Allowed error, as a share of an output's standard deviation. Hopper's tensor cores sum fp8 products in 14 bits."""
 BF16_ERROR: Final = 0.02
-"""The same for bfloat16 factors. Partial sums may be rounded to bfloat16."""
+"""`ERROR` for products with bfloat16 factors. Kernels may round partial sums to bfloat16."""
 ALPHA: Final = 0.125
-"""The factor of 4-bit products."""
+"""The factor alpha of products with 4-bit floats."""
 E2M1_VARIANCE: Final = 8.5625
 """Mean square of the sixteen 4-bit codes."""
 BFLOAT16: Final = ("bfloat16",)
@@ -75,7 +75,7 @@ ONLY_BF16: Final = "it writes bfloat16 only"
 
 
 def _bf16_flags(factors: Sequence[str], out: Sequence[str]) -> tuple[Flag, ...]:
-    """Return the family's flags, with bfloat16 as default and these choices of dtypes."""
+    """Return the family's flags, with bfloat16 as default dtype, and with the given choices of dtypes."""
     choices = {"input_dtype": factors, "mat2_dtype": factors, "out_dtype": out}
     return tuple(
         replace(flag, default="bfloat16", choices=choices[flag.name]) if flag.name in choices else flag
@@ -88,7 +88,7 @@ def _check(args: Namespace, deviation: float, ratio: float | None = None, error:
 
 
 def _not_multiple(args: Namespace, **steps: int) -> str:
-    """Return which size is not a multiple of its step; an empty text if all are."""
+    """Return a text about a size that is not a multiple of its step; empty if all sizes are multiples."""
     wrong = (f"--{name} is not a multiple of {step}" for name, step in steps.items() if getattr(args, name) % step)
     return next(wrong, "")
 
@@ -145,7 +145,7 @@ def make_mm_fp8(args: Namespace) -> Case:
 
 
 def make_mxfp8(args: Namespace) -> Case:
-    """Make a case of fp8 products, batched or not, with a power of two for each block of 32."""
+    """Make a case of fp8 products, batched or not. The scale of each block of 32 is a power of two."""
     split(args, "k", 32)
     is_batched = args.routine.startswith("bmm")
     batch, count = ("batch_size ", args.batch_size) if is_batched else ("", 1)
@@ -225,7 +225,8 @@ def make_groupwise(args: Namespace) -> Case:
 
 
 def make_bmm_fp8(args: Namespace) -> Case:
-    """Make a case of a batch of fp8 products, with one scale for each matrix stack."""
+    """Make a case of a batch of fp8 products. All first matrices share a scale, and all second matrices share a
+    scale."""
     first, second = DTYPES[args.input_dtype], DTYPES[args.mat2_dtype]
     refusals: dict[str, Any] = {"cutlass": "float8_e5m2" in (first, second) and "e5m2 is not supported"}
     if first == second == "float8_e5m2":
@@ -306,7 +307,7 @@ MXFP8: Final = {
 }
 BMM_MXFP8: Final = {"cudnn": (*BLACKWELL, *GEFORCE)}
 BF16_FP4: Final = {"cute-dsl": (*BLACKWELL, *GEFORCE), "cudnn": (*BLACKWELL, *LATE)}
-"""Backend → its compute capabilities."""
+"""Backend → compute capabilities that the backend supports."""
 ANY_FLAGS: Final = _bf16_flags((*HALF, *FP8), (*HALF, "float32"))
 ROUTINES: Final = (
     Routine("gemm", FLAGS, make_groupwise, "gemm_fp8_nt_groupwise", "fp8 GEMM with block scales", CUTLASS),

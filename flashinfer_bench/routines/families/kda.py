@@ -1,7 +1,7 @@
 """The kda family: Kimi delta attention, in prefill.
 
-With d the head size, a state is d x d. FLOPs are 6 d² for a token and head, as of the gated delta rule. Bytes are those
-of the tensors: queries, keys, values, decays, rates, output, and states.
+The head size is d, and a state is d x d. A head of a token takes 6 d² FLOPs, as in the gated delta rule. Bytes are the
+sizes of the tensors: queries, keys, values, decays, rates, output, and states.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ BFLOAT16: Final = ("bfloat16",)
 WIDTH: Final = 128
 """The head size of the kernel."""
 ABSENT: Final = ("flashinfer-decomp", "flashinfer-fused", "cutekda", "flash-kda")
-"""Backends of FlashInfer's benchmark whose kernels its package lacks."""
+"""Backends of FlashInfer's benchmark. The package of FlashInfer lacks their kernels."""
 FLAGS: Final = (
     size("batch_size", "number of sequences"),
     size("s_qo", "tokens of a sequence"),
@@ -43,7 +43,7 @@ FLAGS: Final = (
 
 
 def make_prefill(args: Namespace) -> Case:
-    """Make a case. A given state would be updated in place, so the timed call copies it."""
+    """Make a case. The kernel would update a given state in place, so the timed call copies the state first."""
     tokens, width, state = args.batch_size * args.s_qo, args.head_size, "num_q_heads head_size head_size"
     lead = "1 tokens num_q_heads" if args.packed else "batch_size s_qo num_q_heads"
     inputs: dict[str, Any] = {

@@ -1,8 +1,8 @@
 """The mamba family: the state update of Mamba-2 in decoding.
 
 A token takes 5 FLOPs for each element of a state: decay, product of step, input and B, sum, and product with C. Bytes
-are those of the tensors. States are read once, and written once, or after every token with `--varlen`. A token's step
-is one number for each head, and so are A, D and the bias of steps.
+are the sizes of the tensors. States are read once and written once. With `--varlen`, states are written after every
+token. Each head has one number for each of these: the step of a token, A, D, and the bias of steps.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ FLAGS: Final = (
     word("algorithm", "the library's kernel", "auto", ("auto", "simple", "vertical", "horizontal")),
 )
 SIZES: Final = (64, 128, 256)
-"""Rows and columns of a state in the kernels."""
+"""Numbers of rows or columns of a state for which there are kernels."""
 RATIOS: Final = (1, 2, 4, 8, 16, 32, 64)
-"""Heads of a group in the kernels."""
+"""Numbers of heads of a group for which there are kernels."""
 
 
 def make_update(args: Namespace) -> Case:
-    """Make a case. Without softplus most steps are negative, so the rates A are small, and states stay finite."""
+    """Make a case. Most steps are negative without softplus. So the rates A are small, which keeps states finite."""
     steps, weight, ratio = args.cache_steps, args.weight_dtype, split(args, "nheads", args.ngroups)
     require(steps or not args.varlen, "--varlen: --cache_steps must be at least 1")
     require(not steps or args.algorithm in ("auto", "simple"), f"--algorithm {args.algorithm}: --cache_steps must be 0")
@@ -75,7 +75,7 @@ def make_update(args: Namespace) -> Case:
             "out": x,
             "state_out": f"{args.state_dtype}[batch_size {'cache_steps ' if args.varlen else ''}nheads dim dstate]",
         },
-        # Other kernels of several tokens know no slot to write to.
+        # Only the algorithm "simple" can process several tokens and write to a different slot.
         constants={"ALGORITHM": "simple"} if steps else {},
         flops=5 * args.batch_size * max(steps, 1) * args.nheads * args.dim * args.dstate,
         check=Check(1e-2, 1e-3),

@@ -1,18 +1,18 @@
-"""The MoE family: fused expert layers, with the routing (trtllm) or after it, and low-rank updates of experts.
+"""The MoE family: fused expert layers that include the routing (trtllm) or follow it, and low-rank updates of experts.
 
 There are T tokens, and E experts, of which L are on this rank. Each token has k experts. The hidden size is h, and the
 intermediate size i. A pair of a token and an expert takes 6 h i FLOPs: 4 h i for both halves of the first product, and
 2 h i for the second product. With Relu2, the first product has one half, so that a pair takes 4 h i FLOPs.
 
-If the routing is an input, pairs and active experts are counted from it. If the kernel routes tokens, a case expects
-T k L / E pairs, and L (1 - (1 - k / E)^T) active experts.
+If the routing is an input, this input gives the numbers of pairs and active experts. If the kernel routes tokens, a
+case expects T k L / E pairs, and L (1 - (1 - k / E)^T) active experts.
 
 Bytes are tokens, logits, the output, and 3 h i weights with their scales for each active expert. An element with its
-scales has 9 / 16 bytes in nvfp4, 17 / 32 in mxfp4, 33 / 32 in mxfp8, and 1 byte in fp8. With block scales, it has
-1 + 1 / 32 bytes in fp8 tokens, and 1 + 4 / 128² bytes in fp8 weights.
+scales has 9 / 16 bytes in nvfp4, 17 / 32 in mxfp4, 33 / 32 in mxfp8, and 1 byte in fp8. With block scales, an element
+has 1 + 1 / 32 bytes in fp8 tokens, and 1 + 4 / 128² bytes in fp8 weights.
 
-`bgmv_moe`: a pair takes 4 h r FLOPs for each slice of the output; r is the rank. Bytes are tokens, indices, the float32
-output, and 2 h r weights for each slice and each chosen pair of an adapter and an expert.
+`bgmv_moe` has updates of rank r: a pair takes 4 h r FLOPs for each slice of the output. Bytes are tokens, indices, the
+float32 output, and 2 h r weights for each slice and each chosen pair of an adapter and an expert.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from flashinfer_bench.routines.case.spec import (
 
 METHODS: Final = ("renormalize", "deepseek_v3", "llama4", "renormalize_naive")
 ACTIVATIONS: Final = ("Swiglu", "Geglu", "GegluTanh", "Relu2")
-"""The library's names. A routine takes some of them. Relu2 has no gate."""
+"""The library's names of activations. Each routine takes some of these activations. Relu2 has no gate."""
 MX_TOKENS: Final[Mapping[str, tuple[str, Unit]]] = {
     "mxfp4_mxfp8": ("float8_e4m3fn", "fp8"),
     "mxfp4_bf16": ("bfloat16", "fp16"),
@@ -91,36 +91,37 @@ FLAGS: Final = (
     switch("autotune", "let the library tune before timing"),
 )
 ACT_DEVIATION: Final = 0.6
-"""Standard deviation of an activated gate times a linear part. Before the activation, both deviate by 1."""
+"""Standard deviation of an activated gate times a linear part. The standard deviation of both factors is 1 before the
+activation."""
 RELU2_DEVIATION: Final = 1.2
-"""The same for Relu2: root of the mean square."""
+"""Root of the mean square of values after Relu2."""
 UNITS: Final[Mapping[str, Unit]] = {"base": "fp16", "fp8": "fp8", "nvfp4": "fp4"}
 """--cutlass_variant → the unit of the products."""
 ERRORS: Final[Mapping[Unit, float]] = {"fp16": 0.03, "fp8": 0.1, "fp4": 0.25}
 """Unit of the products → the allowed error, as a share of an output's standard deviation.
 
-Kernels quantise the values between the two products. The reference does not."""
+Kernels quantise the values between the two products, unlike the reference."""
 ROUNDED_TOKENS: Final = 1.8
-"""Factor of the allowed error if the kernel also rounds tokens to 4 bits. The reference does not."""
+"""Factor of the allowed error for kernels that also round tokens to 4 bits, unlike the reference."""
 E2M1_DEVIATION: Final = math.sqrt(8.5625 * 13 / 12)
 """Standard deviation of a random 4-bit code with a random scale between 0.5 and 1.5."""
 E8M0_DEVIATION: Final = math.sqrt(4.2625)
 """Root of the mean square of a random power of two between 2^-2 and 2^2."""
 EVENNESS: Final = 8.0
-"""Concentration of the Dirichlet distribution that a token's weights come from. It keeps weights away from 0 and 1."""
+"""Concentration of the Dirichlet distribution of a token's weights. The value keeps weights away from 0 and 1."""
 BIASES: Final = 140
-"""Largest integer whose quotient by 2^13 is a routing bias. Such a bias is exact in bfloat16, with standard deviation
+"""Routing biases are integers up to this limit, divided by 2^13. They are exact in bfloat16, with standard deviation
 0.01."""
 
 
 def check_experts(unit: Unit, top_k: int, scaling: float = 1.0) -> Check:
-    """Return the tolerance of the weighted sum of experts. Weights keep the standard deviation of the second product's
-    input.
+    """Return the tolerance of the weighted sum of experts. The input and the output of the second product have the same
+    standard deviation.
 
     Args:
         unit: unit of the products.
         top_k: number of experts of a token.
-        scaling: sum of the weights of a token's experts, or another factor of the allowed error.
+        scaling: factor of the allowed error, such as the sum of the weights of a token's experts.
     """
     return Check(2e-2, ERRORS[unit] * (ACT_DEVIATION * scaling / math.sqrt(top_k)), 0.95)
 
@@ -141,7 +142,8 @@ def _count_local(args: Namespace) -> int:
 
 
 def _choose_activation(args: Namespace, known: Sequence[str] = ACTIVATIONS[:2]) -> str:
-    """Return the activation of --activation_type or --gated_act, or raise UsageError unless the routine knows it."""
+    """Return the activation of --activation_type or --gated_act; raise UsageError for an activation that the routine
+    lacks."""
     older = {"swiglu": "Swiglu", "geglu": "Geglu"}[args.gated_act]
     chosen = older if args.activation_type == "Swiglu" else args.activation_type
     require(older in ("Swiglu", chosen), f"--gated_act {args.gated_act} contradicts --activation_type {chosen}")
@@ -175,7 +177,7 @@ def make_layers(
     is_tiled: bool = False,
     factors: Sequence[Any] = (),
 ) -> dict[str, Any]:
-    """Return the weights of both products with the scales of their blocks.
+    """Return the weights of both products, and the scales of the weights.
 
     Args:
         kind: nvfp4 or mxfp4, with one scale for 16 or 32 elements of a row; fp8_block_scale, with one scale for 128 by
@@ -185,7 +187,7 @@ def make_layers(
         sizes: the hidden size, and the size between the products.
         active: number of experts whose weights are read.
         halves: 2 if the activation has a gate, else 1.
-        is_tiled: scales are padded to whole tiles of 128 rows by 4 columns.
+        is_tiled: whether scales are padded to whole tiles of 128 rows by 4 columns.
         factors: for each product, one factor for each expert.
     """
     h, i = sizes
@@ -213,7 +215,7 @@ FORMATS: Final[Mapping[str, tuple[str, int, Unit]]] = {
     "fp8_per_tensor": ("float8_e4m3fn", 1, "fp8"),
     "fp4_block_scale": ("nvfp4", 64, "fp4"),
 }
-"""Reference of a trtllm kernel that routes tokens itself → its kind in `make_layers`, the divisor of both sizes (hidden
+"""Reference of a trtllm kernel that routes tokens itself → `kind` in `make_layers`, the divisor of both sizes (hidden
 and intermediate), and the unit of the products."""
 
 
@@ -290,7 +292,8 @@ def _why_not_routed(args: Namespace, name: str) -> str:
 
 
 def make_cutlass(args: Namespace) -> Case:
-    """Make a case of the layer after the routing, for one of several ranks. Ranks of tp split the intermediate size."""
+    """Make a case of the layer on one of several ranks. The routing is an input. Tensor-parallel ranks split the
+    intermediate size."""
     variant, h, is_quantised, top_k = args.cutlass_variant, args.hidden_size, args.quantized_input, args.top_k
     i, local = split(args, "intermediate_size", args.tp_size), split(args, "num_experts", args.ep_size)
     require(args.ep_rank < args.ep_size and args.tp_rank < args.tp_size, "--ep_rank or --tp_rank: too large")
@@ -338,7 +341,8 @@ def make_cutlass(args: Namespace) -> Case:
 
 
 def make_prerouted(args: Namespace) -> Case:
-    """Make a case of nvfp4 experts after the routing. Tokens are nvfp4, too; b12x takes bfloat16 and quantises them."""
+    """Make a case of nvfp4 experts after the routing. Tokens are nvfp4 or, for b12x, bfloat16: b12x quantises tokens
+    itself."""
     known = ("Swiglu",) if args.routine == "unified_nvfp4_moe" else ("Swiglu", "GegluTanh", "Relu2")
     activation, local, is_b12x = _choose_activation(args, known), _count_local(args), args.routine == "b12x_fused_moe"
     first = args.local_expert_offset
@@ -383,7 +387,8 @@ LORA_SIZES: Final = (
 )
 """The ranks and hidden sizes for which the library compiles bgmv_moe."""
 LORA_ERROR: Final = 0.02
-"""Allowed error of an update, as a share of its standard deviation. The kernel rounds what is between the products."""
+"""Allowed error of an update, as a share of the update's standard deviation. The kernel rounds values between the two
+products."""
 
 
 def make_bgmv_moe(args: Namespace) -> Case:

@@ -1,11 +1,12 @@
 """The communication of experts: tokens go to the ranks of their experts, and the results come back and are added up.
 
 The backend moe_a2a runs under mpirun, with one rank for each GPU. The torch backend computes all ranks in one process,
-so its time says nothing about GPUs. A multiplication replaces the experts, except with --real_math.
+so its time says nothing about GPUs. A multiplication replaces the experts unless --real_math is given.
 
-Only bytes between ranks count. A token that goes to another rank takes h s + 8 k bytes there, and h e bytes back. A
-sent element has s bytes, an input element e bytes. --real_math adds 6 h i FLOPs for each pair of a token and an expert;
-i is the intermediate size. It also adds 3 h i weights for each chosen expert, of 9/16 (nvfp4) or 1 + 4 / 128² bytes.
+Only bytes between ranks count. A token for another rank moves h s + 8 k bytes to that rank, and h e bytes back. A sent
+element has s bytes, and an input element has e bytes. --real_math adds 6 h i FLOPs for each pair of a token and an
+expert; i is the intermediate size. The experts also read 3 h i weights for each chosen expert. A weight has 9/16 bytes
+in nvfp4, and 1 + 4 / 128² bytes in fp8.
 """
 
 from __future__ import annotations
@@ -59,12 +60,12 @@ RANK_VARIABLES: Final = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
 RANKS_IN_ONE_PROCESS: Final = 8
 """Number of ranks that the torch backend computes without mpirun."""
 SENT_BYTES: Final[Mapping[str | None, float]] = {"fp8": 1.0, "nvfp4": 9 / 16, "fp8_block_scale": 1 + 4 / 128}
-"""Format of sent tokens → bytes of one element, with its share of the scales."""
+"""Format of sent tokens → bytes of one element, including a share of the scales."""
 WEIGHT_BYTES: Final[Mapping[str, float]] = {"nvfp4": 9 / 16, "fp8_block_scale": 1 + 4 / 128**2}
-"""Format of tokens → bytes of one element of an expert's weights, with its share of the scales."""
+"""Format of tokens → bytes of one element of an expert's weights, including a share of the scales."""
 UNITS: Final[Mapping[str, Unit]] = {"fp32": "fp32", "nvfp4": "fp4", "fp8_block_scale": "fp8"}
 EXCHANGE: Final = Check(2e-2, 5e-3)
-"""Tolerance without real experts, where only each rank's partial sums are rounded."""
+"""Tolerance without --real_math. Only the partial sums of each rank are rounded."""
 
 
 def count_ranks(environment: Mapping[str, str] = os.environ) -> int | None:

@@ -1,19 +1,19 @@
 """The norm family: RMSNorm and LayerNorm, alone, with an addition before, and with a quantisation or SiLU after.
 
 N is the number of elements, h the hidden size, e the bytes of an input element. FLOPs are 5 N: square, add, multiply by
-the root, multiply by the weight, and one for mean and root. An addition before the norm makes 6 N.
+the root, multiply by the weight, and one for mean and root together. FLOPs are 6 N with an addition before the norm.
 
 N e + h e bytes are read, and N e bytes are written. An addition adds 2 N e bytes, for the residual and the sum. An fp8
 output takes N bytes instead of N e. A 4-bit output takes N / 2 + N / block bytes; block is 16 for nvfp4 and 32 for
-mxfp4. A quantised output also has a scale of 4 bytes to read. With both layouts of scales, N / block bytes are written
-twice.
+mxfp4. A quantised output needs a scale, so 4 more bytes are read. With both layouts of scales, N / block bytes are
+written twice.
 
 * `layernorm_quant`: 7 N FLOPs. 8 h bytes of gamma and beta are read.
 * `fused_rmsnorm_silu`: 7 N FLOPs.
 * `fused_dit_layernorm`: a row has 3072 elements. FLOPs are 8 N for the addition and the norm, 2 N more for a gate or a
   scale, and N more for a shift. A gate, a scale or a shift takes N e bytes, and 4 bytes for each column.
-* `fused_qk_rmsnorm_rope`: N is the size of the queries. 10 N FLOPs, as FlashInfer counts, without the rotation. Bytes
-  are 12 N + 4 h.
+* `fused_qk_rmsnorm_rope`: N is the number of elements of queries. FLOPs are 10 N without the rotation, as FlashInfer
+  counts. Bytes are 12 N + 4 h.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ VIDEO: Final = (
     whole("ppw", "the same: width", 32),
 )
 WIDTH: Final = 3072
-"""Length of a row of fused_dit_layernorm. Its kernel knows no other length."""
+"""Length of a row of fused_dit_layernorm. The kernel supports only this length."""
 DIT: Final[Mapping[str, tuple[int, Mapping[str, int]]]] = {
     "gate_residual_gamma_beta": (10, {"gate": 2}),
     "gate_residual_scale_shift": (13, {"gate": 5, "scale": 1, "shift": 0}),
@@ -82,19 +82,21 @@ FP8_MATCH: Final = 0.98
 """Share of fp8 codes that must agree. A value midway between two codes may be rounded up or down."""
 FP4_MATCH: Final = 0.97
 ROUNDED_TWICE: Final = 0.95
-"""The same share if the kernel rounds to bfloat16 before it rounds to fp8."""
+"""Share of fp8 codes that must agree if the kernel rounds to bfloat16 before it rounds to fp8."""
 TURN_ERROR: Final = 2e-2
-"""Allowed error after a rotation. The kernel rounds to bfloat16 before it rotates, too."""
+"""Allowed error after a rotation. The kernel rounds to bfloat16 before and after the rotation."""
 TURN_MATCH: Final = 0.9999
-"""Share of rotated elements within the error. A small element of a pair has the rounding error of the large one."""
+"""Share of rotated elements that must be within the error. In a rotated pair, the small element gets the rounding error
+of the large element."""
 KERNELS: Final = "flashinfer.norm.get_norm_module()"
-"""The CUDA kernels. The library's functions take CuTe DSL instead if it knows the GPU."""
+"""The CUDA kernels. The library's functions prefer CuTe DSL on a GPU that CuTe DSL supports."""
 PDL_HERE: Final = "flashinfer.utils.device_support_pdl(x.device)"
 IN_PLACE: Final = ("cuda, cute-dsl: the kernel works in place; the timed call copies what it changes first",)
 LARGEST: Final = 24.0
 """Largest usual output. Outputs are products of two normal numbers."""
 GLOBAL_SCALE: Final = 448.0 * 6.0 / LARGEST
-"""Global scale. A block's scale is its largest value / 6, times the global scale. So scales use e4m3's range."""
+"""Global scale. The scale of a block is the block's largest value, divided by 6 and multiplied by the global scale. So
+scales use the whole range of e4m3."""
 
 
 def _choose(args: Namespace, kinds: Sequence[str]) -> str:
@@ -113,7 +115,7 @@ def _require_bfloat16(args: Namespace) -> None:
 
 
 def make_norm(args: Namespace) -> Case:
-    """Make a case of any norm. The routine's name decides whether it adds and quantises."""
+    """Make a case of any norm. The routine's name decides whether the kernel also adds, and whether it quantises."""
     name, hidden, count = args.routine, args.hidden_size, args.batch_size * (args.num_heads or 1)
     adds, elements, rows = "add" in name, count * hidden, "batch_size num_heads" if args.num_heads else "batch_size"
     x, constants = f"{args.input_dtype}[{rows} hidden_size]", dict[str, Any]()
@@ -176,7 +178,7 @@ def make_norm(args: Namespace) -> Case:
 
 
 def make_bfloat16(args: Namespace) -> Case:
-    """Make a case of LayerNorm to fp8, or of RMSNorm with SiLU, whose only input dtype is bfloat16."""
+    """Make a case of LayerNorm to fp8, or of RMSNorm with SiLU. Both routines take only bfloat16."""
     _require_rows(args)
     _require_bfloat16(args)
     x, quantises = "bfloat16[batch_size hidden_size]", args.routine == "layernorm_quant"
@@ -197,7 +199,7 @@ def make_bfloat16(args: Namespace) -> Case:
 
 
 def make_dit(args: Namespace) -> Case:
-    """Make a case of a diffusion transformer's LayerNorm. Its gates, scales and shifts are slices of one tensor."""
+    """Make a case of a diffusion transformer's LayerNorm. Gates, scales and shifts are slices of one tensor."""
     _require_rows(args)
     _require_bfloat16(args)
     work, parts = DIT[args.dit_mode]

@@ -1,9 +1,9 @@
 """The quantisation family: fp8 and 4-bit floats with a scale for each block of a row.
 
-N is the number of elements, over all matrices of a batch. An element has e bytes, and a block v elements. FLOPs are
-3 N: to find the largest of a block, multiply and round. N e bytes are read, and 4 more for nvfp4. N bytes (fp8) or
-N / 2 bytes (4 bits) are written, and N / v bytes of scales. A scale for each row takes 4 bytes. The padding of scales
-in tiles does not count.
+N is the number of elements, over all matrices of a batch. An element has e bytes, and a block v elements. FLOPs are 3
+N: a comparison for the largest value of a block, a multiplication, and a rounding. N e bytes are read, and 4 more bytes
+for nvfp4. N bytes (fp8) or N / 2 bytes (4 bits) are written, and N / v bytes of scales. A scale for each row takes 4
+bytes. The padding of scales in tiles does not count.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ MATCH: Final = {"float4_e2m1": 0.97, "float8_e4m3fn": 0.98}
 
 
 def make_quantisation(args: Namespace) -> Case:
-    """Make a case of any routine of the family. Scales are rows of a matrix, or tiles of 128 or 8 rows by 4 columns."""
+    """Make a case of any routine of the family. Scales are stored row by row, or in tiles of 128 or 8 rows by 4
+    columns."""
     name, batch, layout, values, block = args.routine, 1, "128x4", "float4_e2m1", 32
     is_batched, refusal, swizzled = "batched" in name, "", args.is_sf_swizzled_layout and not args.no_sf_swizzled_layout
     split(args, "k", 32)
@@ -99,7 +100,7 @@ def make_quantisation(args: Namespace) -> Case:
 
 
 BACKENDS: Final = dict.fromkeys(("cuda", "cute-dsl"), (*BLACKWELL, "12.0", "12.1"))
-"""Backend → its compute capabilities."""
+"""Backend → compute capabilities that the backend supports."""
 _routine = partial(Routine, "quantization", FLAGS, make_quantisation, support=BACKENDS)
 ROUTINES: Final = (
     _routine("mxfp8_quantize", "fp8 with powers of two"),

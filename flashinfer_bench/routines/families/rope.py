@@ -6,7 +6,7 @@ so FLOPs are 3 T (Hq + Hkv) r. Bytes:
 
 * plain: 2 T (Hq + Hkv) d e, and 4 (2 B + 1) of offsets, or 4 T of positions. A cache of angles takes 4 seq_len r.
 * to fp8: T (Hq + Hkv) (r + n) (e + 1), 4 seq_len r of angles, 4 T of positions.
-* appended: the bytes to fp8, T Hkv (r + n) (e + 1) for values, and the page table.
+* appended: in addition to the bytes of the line above, T Hkv (r + n) (e + 1) for values, and the page table.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ FLAGS: Final = (
 )
 OPTIONS: Final = ("interleave", "rope_scale", "rope_theta")
 STRETCH: Final = ("low_freq_factor", "high_freq_factor", "old_context_len")
-"""OPTIONS: the flags of all plain kernels. STRETCH: further flags of Llama 3.1."""
+"""OPTIONS: the flags of all plain kernels. STRETCH: additional flags of Llama 3.1."""
 MAX_OFFSET: Final = 64
 """Sequences begin at positions below this, because fast kernels compute large angles imprecisely."""
 FP8_MATCH: Final = 0.98
@@ -74,8 +74,8 @@ LANE: Final = 16
 
 
 def _why_not_rotary(args: Namespace, rotary: int, lane: int) -> str:
-    """Return why the kernels cannot rotate these dimensions. A thread rotates `lane` dimensions. Without --interleave,
-    these are all in the same half."""
+    """Return why the kernels cannot rotate `rotary` dimensions; empty if they can. A thread rotates `lane` dimensions.
+    Without --interleave, the dimensions of a thread are in the same half."""
     step = lane if args.interleave else 2 * lane
     return f"--rotary_dim {rotary}: its kernel wants a multiple of {step}" if rotary % step else ""
 
@@ -92,7 +92,7 @@ def _rotary(args: Namespace) -> int:
 
 
 def make_plain(args: Namespace) -> Case:
-    """Make a case of RoPE. The routine's name decides whether it takes offsets, positions or a cache of angles.
+    """Make a case of RoPE. The routine's name decides whether the kernel takes offsets, positions or a cache of angles.
 
     The library requires a float32 cache, whatever the dtype of queries and keys.
     """
@@ -135,7 +135,8 @@ def make_plain(args: Namespace) -> Case:
 
 
 def make_quantising(args: Namespace) -> Case:
-    """Make a case of RoPE to fp8. The routine's name decides whether it is for MLA, and whether it appends to pages."""
+    """Make a case of RoPE to fp8. The routine's name decides whether the case is for MLA, and whether the kernel
+    appends to pages."""
     name, head, rope, nope = args.routine, args.head_dim, _rotary(args), args.no_rope_dim
     is_mla, appends, width, page = name.startswith("mla"), "append" in name, rope + nope, args.page_size
     fits = f"it has to be {rope}{f' or {width}' if nope else ''}"
@@ -168,7 +169,7 @@ def make_quantising(args: Namespace) -> Case:
             "positions": positions,
         }
         options |= {"page_size": page, "kv_layout": args.kv_layout}
-        if not nope % LANE and nope % rope:  # its last vector would reach into the next head
+        if not nope % LANE and nope % rope:  # the last vector of a head would reach into the next head
             refusal = f"--no_rope_dim {nope}: its kernel wants a multiple of the {rope} dimensions that are rotated"
     inputs |= {"pos_ids": positions, "cos_sin_cache": f"float32[{length} {rope}]", **pages}
     sides = [f"{side}_{part}" if nope or part == "rope" else "None" for part in ("rope", "nope") for side in "qk"]

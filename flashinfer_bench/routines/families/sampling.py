@@ -7,8 +7,8 @@ a chain has n drafted tokens. Samplers and selections mostly compare, so their F
 * softmax: B V e read, 4 B V written; 5 B V FLOPs (maximum, subtraction, exponential, sum, division).
 * chain: 4 B (2 n + 1) V + 4 B n read, 4 B (n + 1) + 8 B written.
 * top_k: B V e read, B k (e + 8) written.
-* transforms: rows L e + 8 rows read, 4 rows k written; the page table is another 4 B L.
-* top_k_varlen: true lengths count. e for each entry and 4 B read, 4 B k written.
+* transforms, with R rows: R L e + 8 R read, 4 R k written; a page table adds 4 B L.
+* top_k_varlen: 4 B read, and e for each entry within the true lengths; 4 B k written.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def _make_of_rows(args: Namespace, source: str, numbers: Sequence[str]) -> Case:
     Args:
         args: the flags.
         source: the content of the rows: probs or logits.
-        numbers: flags. The kernel gets their values after the rows.
+        numbers: flags whose values the kernel gets after the rows.
     """
     name, dtype, vocabulary = args.routine, args.input_dtype, needed(args, "vocab_size")
     require(dtype == "float32" or source == "logits", f"--input_dtype {dtype}: this routine takes float32")
@@ -132,7 +132,7 @@ def make_top_k(args: Namespace) -> Case:
 
 
 def make_transform(args: Namespace) -> Case:
-    """Make a case of a selection that reads a page table or adds offsets.
+    """Make a case of a top-k selection that translates indices by a page table, or adds offsets to indices.
 
     Every row is as long as `--max_len`; the entries of a page table are distinct.
     """
@@ -156,7 +156,7 @@ def make_transform(args: Namespace) -> Case:
 
 
 def make_top_k_varlen(args: Namespace) -> Case:
-    """Make a case that selects the k largest within the length of each row."""
+    """Make a case that selects the k largest entries within the length of each row."""
     batch, columns, kept = args.batch_size, args.max_seq_len, at_most(args, "top_k", "max_seq_len")
     lengths = generator(args).integers(min(kept + 1, columns), columns + 1, batch)  # gvr guesses up to column top_k
     fits = kept in GUESSED_TOP_K and columns * size_of(args.input_dtype) % 16 == 0 and batch <= 1024

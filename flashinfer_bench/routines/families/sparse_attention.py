@@ -1,11 +1,12 @@
-"""Sparse attention of MiniMax (MSA): block scores, attention over chosen blocks of 128 keys, and both in turn.
+"""Sparse attention of MiniMax (MSA): block scores, attention over chosen blocks of 128 keys, and a pipeline of both.
 
-Every sequence has q queries and kv keys. A query sees v keys: all, or with a causal mask those up to its own position.
-It attends to a = min(v, top-k blocks) keys; its last block is always chosen. H heads share a key head's blocks.
+Every sequence has q queries and kv keys. A query sees v keys: all keys, or with a causal mask the keys up to the
+query's position. A query attends to a = min(v, top-k blocks) keys. The last block of a query is always chosen. H query
+heads share the blocks of one key head.
 
-FLOPs are 256 H for each seen key of a score, and 512 H for each attended key. Scores read all keys. Attention reads
-the share q topk / blocks of keys and values, at most all. Queries, outputs, scores, chosen blocks, page tables and
-scales of 4-bit floats (1/16 byte an element) are counted, too.
+FLOPs are 256 H for each seen key of a score, and 512 H for each attended key. Scores read all keys. Attention reads the
+share min(1, q topk / blocks) of keys and values. Queries, outputs, scores, chosen blocks, page tables and scales of
+4-bit floats (1/16 byte an element) are counted, too.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from flashinfer_bench.routines.case.spec import (
 from flashinfer_bench.routines.families.attention import make_check
 
 BLOCK: Final = 128
-"""Keys of a block and of a page, and dimension of a head. The library's kernels know no other."""
+"""Number of keys of a block and of a page, and dimension of a head. The library's kernels support only this number."""
 SELECTED: Final = 16
 """The only number of blocks that the library selects."""
 QUERIES: Final = {
@@ -45,7 +46,7 @@ QUERIES: Final = {
     "decode": (*HALF, "fp8_e4m3"),
     "pipeline": HALF,
 }
-"""Reference → the dtypes of queries that its kernel takes."""
+"""Reference → the dtypes of queries that the kernel takes."""
 FLAGS: Final = (
     whole("batch_size", "number of sequences", 1),
     whole("s_qo", "queries of a sequence", 4096),
@@ -61,13 +62,14 @@ FLAGS: Final = (
     word("kv_layout", "keys in one piece, in pages, or in pages with the values", "flat", ("flat", "paged", "packed")),
 )
 MATCH: Final = 0.99
-"""Share of the pipeline's elements that must match. Two blocks with nearly equal scores may be exchanged."""
+"""Share of the pipeline's elements that must match. A kernel may choose another block if two scores are nearly
+equal."""
 
 
 def _draw_blocks(args: Namespace, seen: Sequence[int]) -> Any:
-    """Draw the blocks of each key head and query, in ascending order; -1 fills the end.
+    """Draw the chosen blocks of each key head and query, in ascending order. Missing blocks at the end are -1.
 
-    `seen` has the blocks that each query of a sequence sees.
+    `seen` has the number of blocks that each query of a sequence sees.
     """
     import numpy as np  # not for --help
 
