@@ -77,7 +77,7 @@ PROBABILITY_ERROR: Final = 2**-7
 FP8_ERROR: Final = 0.1
 """Replaces `ERROR` for an fp8 cache, because a kernel may also convert the queries."""
 FP8_STEP: Final = 2**-3
-"""Distance of two values of fp8 outputs, as a share of the value."""
+"""Distance between neighbouring values of an fp8 output, as a share of the values."""
 SHAPES: Final = {
     "decode": (
         "gqa_paged",
@@ -290,7 +290,7 @@ BACKENDS: Final = {
         "prims-ts": TASKS,
     },
 }
-"""Reference → backend → its compute capabilities."""
+"""Reference → backend → compute capabilities that the backend supports."""
 NATIVE: Final = {"trtllm-gen-native": "trtllm-native"}
 GEN: Final = {"trtllm": "trtllm-gen", **NATIVE}
 DIRECT: Final = {"trtllm": "trtllm-native", **NATIVE}
