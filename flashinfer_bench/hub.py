@@ -154,7 +154,7 @@ def fetch_set(
         if record is not old:
             write_whole(root / RECORD, record.model_dump_json(), root=root)
         load = partial(api.hf_hub_download, repository, repo_type="dataset", revision=record.commit)
-        each = partial(thread_map, max_workers=THREADS, unit="file", disable=is_quiet or None)  # None: not on a pipe
+        each = partial(thread_map, max_workers=THREADS, unit="file", disable=is_quiet or None)  # None: no bar on a pipe
         fetch = Fetch(root, record, None if is_offline else load, each)
         if old is not None:
             fetch.left = sorted(path for path in old.files.keys() - record.files.keys() if (root / path).exists())
@@ -197,7 +197,7 @@ def _is_chosen(path: str, names: Collection[str] | None) -> bool:
 
 
 def _is_listed(file: Path, size: int, listed: str) -> bool:
-    """Return whether a file has the listed size and digest. A shorter digest than SHA-256 is the id of git's blob."""
+    """Return whether a file has the listed size and digest. A digest shorter than a SHA-256 is git's id of the blob."""
     with os.fdopen(open_to_read(file), "rb") as handle:
         if os.fstat(handle.fileno()).st_size != size:
             return False

@@ -16,7 +16,7 @@ from flashinfer_bench.base.exits import describe_exit
 from flashinfer_bench.base.isolated import Isolated, IsolatedFailure
 
 TAIL_BYTES: Final = 5000
-"""Bytes kept of an answer's end. Together with the kept beginning, an answer has less than 10 kB."""
+"""Bytes kept of an answer's end. The kept beginning and end together have less than 10 kB."""
 
 
 class Call:
@@ -66,5 +66,5 @@ def answer(request: tuple[str, dict[str, Any]]) -> Any:
     name, arguments = request
     try:
         return resolve_name(name)(**arguments)
-    except (OSError, ValueError) as error:  # a text is too long or has characters that no command or file's name takes
+    except (OSError, ValueError) as error:  # a text is too long, or has a character that no file name allows
         return f"ERROR: {error}"

@@ -83,7 +83,7 @@ def flashinfer_bench_run(
             file = folder / (stem + SUFFIXES.get(language or "", ".py"))
             file.write_text(solution, "utf-8")
             solution = str(file)
-        return _run_command("run", solutions=solution or ",", definitions=definition, **given)  # "" would be all
+        return _run_command("run", solutions=solution or ",", definitions=definition, **given)  # an empty name is all
 
 
 def flashinfer_bench_explain(

@@ -99,8 +99,8 @@ def serve_mcp(limit_s: float) -> None:
 
 
 def describe_call(call: Any, function: Callable[..., Any], context: type) -> str:
-    """Give a call the parameters of a function, except those in HIDDEN, and a context. Return the function's
-    description."""
+    """Give a call a function's parameters, without the HIDDEN parameters, and a parameter `context`. Return the
+    function's description."""
     text, described = read_docstring(inspect.getdoc(function) or "")
     parameters = [inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=context)]
     for name, one in inspect.signature(function).parameters.items():

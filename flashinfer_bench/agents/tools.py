@@ -133,8 +133,8 @@ def _inspect(
 
 
 def _answer(work: Callable[[], str], max_lines: int | None = None) -> str:
-    """Return the result of a function, or its error, cut to `max_lines` lines. The last line then says how many are
-    missing."""
+    """Return the result of a function, or its error, cut to `max_lines` lines. The last line then says how many lines
+    were cut."""
     try:
         lines = plain(work()).splitlines()
     except (FlashInferBenchError, OSError, ValueError, TypeError) as error:

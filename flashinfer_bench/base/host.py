@@ -1,5 +1,5 @@
-"""The resources of this process: cores and memory, by its affinity and by the limits of its container. Also the number
-of processes that the kernel killed because memory ran out.
+"""Counts the cores and the memory of this process, by its affinity and by the limits of its container. Also counts the
+processes that the kernel killed because memory ran out.
 
 `collector_paused` pauses the garbage collector.
 """
@@ -28,13 +28,15 @@ def usable_cores(root: Path = SYSTEM) -> int:
 
 
 def spare_cores() -> list[int]:
-    """Return the cores for work alongside measurements: the last quarter; none if there are few."""
+    """Return the cores for work alongside measurements: the last quarter; none if the process has fewer than
+    CORES_SHARE."""
     cores = usable_cores()
     return sorted(os.sched_getaffinity(0))[-(cores // CORES_SHARE) :] if cores >= CORES_SHARE else []
 
 
 def cores_for_compilers() -> list[int]:
-    """Return the cores for long compilations alongside measurements: the last three quarters; all if there are few."""
+    """Return the cores for long compilations alongside measurements: the last three quarters; all if the process has
+    fewer than CORES_SHARE."""
     cores = usable_cores()
     return sorted(os.sched_getaffinity(0))[-(cores - cores // CORES_SHARE) :]
 

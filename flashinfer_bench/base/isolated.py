@@ -4,8 +4,8 @@
 
 The child imports the module and calls its `answer(request)`. Request and response are JSON values. The child leads a
 session of its own. The session is killed with all its processes when the child ends, at the deadline, and when the
-parent ends. The child's output goes into its log, so no print can pass for a response. It is no sandbox: a module that
-needs a sandbox enters it in `answer`.
+parent ends. The child's output goes into its log, so no print can pass for a response. The child is no sandbox: if a
+module needs a sandbox, its `answer` must enter one.
 """
 
 from __future__ import annotations

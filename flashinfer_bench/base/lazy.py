@@ -21,7 +21,7 @@ def lazy_names(
         public: its `__all__`.
         homes: module → the names that it defines. A module is named below the package, or by its full name. If two
             modules list a name, the first one counts.
-        left_out: takes a name; returns why an expected name is missing, and None for other names.
+        left_out: takes a name; returns why the package lacks the name. None: the package never had it.
     """
 
     def find(name: str) -> Any:

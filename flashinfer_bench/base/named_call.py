@@ -1,4 +1,4 @@
-"""Decides how a function with named arguments is called: which are passed by position, and which by keyword.
+"""Decides how a function with named arguments is called: which arguments are passed by position, and which by keyword.
 
 The judge and the worker call a reference; `validate` only reads its source. All three use this module.
 """

@@ -39,7 +39,7 @@ def encode_frame(message: dict[str, Any]) -> bytes:
 
 
 def send_frame(sock: socket.socket, message: dict[str, Any], fds: Sequence[int] = ()) -> None:
-    """Send one frame on a blocking socket, `fds` with its first byte."""
+    """Send one frame on a blocking socket. The descriptors `fds` travel with the frame's first byte."""
     data = encode_frame(message)
     sent = socket.send_fds(sock, [data], list(fds)) if fds else 0
     sock.sendall(data[sent:])
@@ -48,7 +48,7 @@ def send_frame(sock: socket.socket, message: dict[str, Any], fds: Sequence[int] 
 def send_frame_by(deadline: float, sock: socket.socket, message: dict[str, Any], fds: Sequence[int] = ()) -> bool:
     """Send one frame to a process that may have stopped reading; return whether all of it was sent before the deadline.
 
-    If not, a part may have been sent, so no other frame can follow on this socket.
+    After False, a part may have been sent, so no other frame can follow on this socket.
     """
     before = sock.gettimeout()
     sock.settimeout(max(LEAST_WAIT_S, deadline - time.monotonic()))
@@ -67,7 +67,7 @@ class FrameReader:
     Args:
         sock: a connected stream socket. No other reader may use it.
         max_bytes: frames that claim to be longer are refused.
-        takes_fds: whether descriptors may arrive. If not, the kernel drops them before this process has them.
+        takes_fds: whether descriptors may arrive. If they may not, the kernel drops them on arrival.
     """
 
     def __init__(self, sock: socket.socket, *, max_bytes: int = MAX_FRAME_BYTES, takes_fds: bool = True) -> None:

@@ -1,8 +1,8 @@
 """The node's side of a cluster: one actor for each slot, which judges batches as a run of one device does.
 
 Ray starts an actor in a process of its own. The actor ends with the program that requested it, or with its node. The
-kernel then ends the actor's sessions and their processes. It does so when the thread that started a session ends, so
-the thread of `judge` starts all sessions.
+kernel then ends the actor's sessions and their processes. The kernel also ends a session when the thread that started
+the session ends. So the thread of `judge` starts all sessions.
 """
 
 from __future__ import annotations

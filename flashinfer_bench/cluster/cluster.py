@@ -234,7 +234,7 @@ class Cluster:
         return RemoteSession(self, slot, next(self._numbers), session_config)
 
     def close(self) -> None:
-        """End all actors, and leave the cluster if this table has joined it."""
+        """End all actors. Leave the cluster if this object has joined it."""
         ending = [slot.actor.close.remote() for slot in self._slots if slot.asked is None]
         if ending:
             ray.wait(ending, num_returns=len(ending), timeout=CLOSE_LIMIT_S)
@@ -301,7 +301,7 @@ class Cluster:
             ray.wait(pending, num_returns=1, timeout=POLL_S)
 
     def _start_actors(self) -> None:
-        """Start the missing actors: one for each GPU of each node, or one for its CPU."""
+        """Start the missing actors: one for each GPU of each node, or one for each node's CPU."""
         alive = [node for node in ray.nodes() if node["Alive"]]
         self._alive = {node["NodeID"] for node in alive}
         hosts = Counter(node["NodeManagerHostname"] for node in alive)

@@ -17,8 +17,8 @@ from flashinfer_bench.data.digest import digest_of
 from flashinfer_bench.errors import BuildFault
 
 Kind = Literal["python", "reference", "tvm-ffi", "torch", "header"]
-"""How the worker loads the entry: a Python file, a definition's reference, a shared library of tvm-ffi's, or an
-extension module of torch's.
+"""How the worker loads the entry: as a Python file, a definition's reference, a library for tvm-ffi, or an extension
+module for torch.
 
 A precompiled header is for compilers; no worker loads it."""
 FORMAT: Final = 2
@@ -82,7 +82,8 @@ class BuildRecipe:
     readable: tuple[Path, ...] = ()
     """Folders that the compilers may read besides the system's and the sources."""
     probe: Stages = ()
-    """Steps that compile a source of one line. If they fail too, the machine is at fault and not the solution."""
+    """Steps that compile a source of one line. If these steps fail too, the machine is at fault and not the
+    solution."""
     probe_sources: Mapping[str, bytes] = field(default_factory=dict)
     main_header: str | None = None
     """The header that solutions with this binding include. If the error is in a header outside the solution, the probe

@@ -107,7 +107,7 @@ class BuildPool:
         self._woken.close()
         self._wake.close()
         self._in_use.close()
-        with suppress(OSError):  # a cache that stays too large is worth no error at the end of a run
+        with suppress(OSError):  # a run does not fail because its cache stays too large
             self._cache.evict(size_limit())
 
     @property
@@ -150,7 +150,7 @@ class BuildPool:
             future.add_done_callback(self._tell)
 
     def _precompile(self, builds: Sequence[Build]) -> list[Build]:
-        """Return the builds that precompile common headers of these builds."""
+        """Return new builds, which precompile the headers that many of these builds share."""
         headers = [build.recipe.header for build in builds if build.recipe.header is not None]
         counts = Counter(header.digest for header in headers)
         wanted = {

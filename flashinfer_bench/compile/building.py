@@ -115,15 +115,15 @@ class Compilers:
             raise BuildFault("its build was cancelled")
 
     def run(self, step: BuildStep, folder: Path, readable: Iterable[Path]) -> StepReport:
-        """Run a command once a core is free, and return its end.
+        """Wait for a free core, run a command, and return how it ended.
 
         Args:
             folder: the build's own folder with `src`, `obj`, `tmp`; commands run in `src`.
             readable: folders that compilers may read besides the system's.
 
         Raises:
-            BuildFailure: it took too long.
-            BuildFault: the process that runs it failed, or it was cancelled.
+            BuildFailure: the command took too long.
+            BuildFault: the process that runs the command failed, or all compilers were cancelled.
         """
         private, limits = str(folder / "tmp"), self.limits
         request = {
@@ -255,8 +255,8 @@ class Build:
         return None
 
     def _find_header(self) -> tuple[Path, ...]:
-        """Return the folder of the precompiled header; empty if this build cannot use it. A source with the same name
-        as a file of the header prevents its use, since compilers could read the source instead."""
+        """Return the folder of the precompiled header; empty if this build cannot use it. If a source has the same name
+        as a file of the header, compilers could read the source instead, so the build does not use the header."""
         if self.recipe.header is None:
             return ()
         result = Build(None, self.recipe.header, self._cache, self._compilers).find()
@@ -282,7 +282,7 @@ class Build:
         return None
 
     def _blame(self, failed: StepReport, memory_kills: int) -> str | None:
-        """Return the message of a failure that only the sources cause; raise any other failure. To decide, compile a
+        """Return a failure's message if the same sources always fail here, else raise the failure. To decide, compile a
         short source of ours.
 
         Args:
@@ -334,7 +334,7 @@ class Build:
 
 
 def is_full(folder: Path) -> bool:
-    """Return whether the disk of a folder is full or nearly full, or the quota of its user is used up."""
+    """Return whether a folder's disk is full or nearly full, or the user's quota on the disk is used up."""
     try:
         room = os.statvfs(folder)
         with tempfile.TemporaryFile(dir=folder) as file:

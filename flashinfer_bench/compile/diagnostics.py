@@ -95,8 +95,8 @@ def is_no_plain_error(step: StepReport) -> bool:
 def fails_everywhere(step: StepReport) -> bool:
     """Return whether a step failed because of its source alone, so that it fails again with the same compilers.
 
-    A link step never counts, because a library that it lacks may be installed later. A compiler that lacks a file does
-    not count.
+    A link step never counts, because a missing library may be installed later. A step never counts if it lacked a file,
+    memory or disk space, or was killed.
     """
     lacks = any(words.search(step.output) for words in (LACKING, OUT_OF_MEMORY, DISK_FULL, KILLED))
     return step.name.startswith("compile ") and not is_no_plain_error(step) and not lacks

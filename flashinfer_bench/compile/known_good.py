@@ -38,8 +38,8 @@ class KnownGood:
         return self.language in ("cuda", "triton")
 
     def solution(self, note: str = "") -> Solution:
-        """Return the program as a solution of `define_double()`. A note changes the source, so that no cache has the
-        solution."""
+        """Return the program as a solution of `define_double()`. A note becomes a comment in the source, so that no
+        cache has the solution."""
         comment = f"# {note}\n" if note else ""
         return Solution.model_validate(
             {

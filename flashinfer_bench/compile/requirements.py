@@ -37,7 +37,7 @@ DISTRIBUTIONS: Final = {
     "cudnn": "nvidia-cudnn-frontend",
     "cupti": "cupti-python",
 }
-"""A name that people write → the package that has it."""
+"""Name that people write in a dependency → name of the package to install."""
 MODULES: Final = {
     "nvidia-cutlass-dsl": "cutlass",
     "cuda-tile": "cuda.tile",

@@ -171,7 +171,7 @@ def find_torch() -> BindingFiles | None:
     home = find_package("torch")
     if home is None or not (home / "include" / "torch" / "extension.h").is_file():
         return None
-    settings = home / "share" / "cmake" / "Torch" / "TorchConfig.cmake"  # has the ABI, up to about torch 2.6
+    settings = home / "share" / "cmake" / "Torch" / "TorchConfig.cmake"  # names the ABI, up to about torch 2.6
     loader = home / "utils" / "cpp_extension.py"
     asked = re.search(r"-std=c\+\+(\d+)", loader.read_text(encoding="utf-8")) if loader.is_file() else None
     return BindingFiles(

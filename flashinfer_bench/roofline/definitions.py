@@ -115,10 +115,10 @@ def _gemm(sized: Sized) -> Counted:
 
 
 def _lowbit(sized: Sized) -> Counted:
-    """The cost of a GEMM, if the definition is a product of two matrices. Others (quantizers, norms, RoPE) have no
-    cost.
+    """The cost of a GEMM, if the definition is a product of two matrices. Other definitions of this op type
+    (quantizers, norms, RoPE) have no cost.
 
-    The second factor has the output's last axis, is no scale, and is large enough for one bit of each element. The
+    The second factor has the output's last axis, no "scale" in its name, and at least one bit for each element. The
     first factor has a float dtype. Integers may be packed, so their last axis may not be the summed axis.
     """
     (_, first), *others = sized.definition.inputs.items()

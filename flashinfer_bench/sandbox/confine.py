@@ -31,8 +31,8 @@ from flashinfer_bench.sandbox.seccomp import install_filter
 PLAIN_DEVICES: Final = ("null", "zero", "full", "random", "urandom")
 """Device nodes that every program uses."""
 OWN_THREADS, ALL_THREADS = "/proc/self/task", "/proc"
-"""CUDA names each thread that it starts, by writing to a file below the first folder. It fails without access. A tool
-starts programs whose folders are not known yet, so it gets the second folder."""
+"""CUDA writes the name of each thread that it starts to a file below the first folder. Without access to this file,
+CUDA fails. A tool starts programs whose folders are not known yet, so a tool gets the second folder."""
 RESET_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD, signal.SIGPIPE)
 MOST_DESCRIPTORS: Final = 4096
 """Maximum descriptors of a worker's process, and maximum descriptors in transit through sockets. The kernel counts
@@ -124,7 +124,7 @@ def confine(order: Mapping[str, Any], fds: Sequence[int], supervisor: socket.soc
         os.dup2(source, target)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(line_buffering=True)  # output before a crash must arrive
+            stream.reconfigure(line_buffering=True)  # output printed before a crash must arrive
     inherited = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     set_limits(order.get("most_tasks"))
     if order.get("sandbox") is not None:
@@ -140,7 +140,7 @@ def confine(order: Mapping[str, Any], fds: Sequence[int], supervisor: socket.soc
     os.closerange(keep_fd + 1, inherited)
     os.environ.clear()
     os.environ.update(order["environment"])
-    tempfile.tempdir = None  # the session's value is cached here
+    tempfile.tempdir = None  # this fork has cached the session's folder
     os.chdir(order["home"])
 
 

@@ -156,7 +156,7 @@ Program = list[bytes]
 
 
 def read_calls(machine: str) -> dict[str, tuple[int, str]]:
-    """Return the name of each system call → its number on a machine, and its verdicts.
+    """Return each system call by name, with its number on a machine and its verdicts.
 
     Calls that the machine lacks are omitted.
     """

@@ -100,8 +100,8 @@ class Watch:
         self._next_tree_poll = 0.0
         self._session = next(iter(ancestors(os.getpid())[1:]), 0)  # 0 if /proc hides the session
         self._arena_bytes = 0
-        """Peak of the session's shared memory: the arena. In the memory of a worker that maps the arena, the arena
-        counts too, so this number is subtracted."""
+        """Peak of the session's shared memory: the arena. A worker's memory includes the arena, so this number is
+        subtracted."""
 
     def until_end(self, session: socket.socket, wake_read: int) -> int:
         """Watch the worker until it ends; return its wait status."""

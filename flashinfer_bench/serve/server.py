@@ -36,7 +36,7 @@ from flashinfer_bench.serve.tasks import TaskService
 MOST_FILES: Final = 16_384
 """Number of files that the process opens concurrently, within its hard limit. Each connection is a file."""
 KEPT_FILES: Final = 512
-"""Number of these files that are reserved for the engine."""
+"""Number of open files that are reserved for the engine."""
 FEWEST_CONNECTIONS: Final = 64
 BACKLOG: Final = 1024
 """Connections that the system queues until they are accepted."""

@@ -141,7 +141,8 @@ def bench_gpu_time(
             operations. Otherwise a warning gives the reason, and the call is launched on the stream. A call of a single
             operation takes the same time without a graph, and is launched on the stream.
         num_iters: number of timed calls. Default: 30, unless `repeat_time_ms` is given.
-        dry_run_iters: number of untimed calls before these, at least 3. Default: 5, unless `dry_run_time_ms` is given.
+        dry_run_iters: number of untimed calls before the timed calls, at least 3. Default: 5, unless `dry_run_time_ms`
+            is given.
         cold_l2_cache: empty the L2 before each timed call.
         rotate_buffers: the same as `cold_l2_cache`; no copies are made, and a warning says so.
         time_budget_s: seconds for the whole measurement, without compilation in the first call. A call that is too slow

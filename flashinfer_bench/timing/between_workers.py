@@ -47,7 +47,7 @@ class WorkerSpread:
     def half(self) -> float:
         """Half the interval, as a logarithm, for one worker whose samples have no noise.
 
-        For equal code, two such intervals overlap unless the workers differ by more than twice this.
+        If two workers with equal code differ by at most twice this value, their intervals overlap.
         """
         return student_quantile(LEVEL, self.freedom) * self.share
 

@@ -73,8 +73,8 @@ class Clock:
     sees_operations: bool = False
     """Whether samples have the single operations of a call."""
     fresh_graphs: int | None = None
-    """Number of graphs that replays rotate through, or 0 if all of them have been replayed before. None if each
-    distinct call is captured at its first use."""
+    """Number of graphs that replays rotate through. 0: every graph has been replayed before. None: each distinct call
+    is captured at its first use."""
 
     def __enter__(self) -> Clock:
         return self

@@ -113,7 +113,7 @@ class CuptiRecorder:
     def stop(self) -> None:
         """Record no more. Records that were not taken are dropped."""
         for kind in self._kinds:
-            with suppress(self._error):  # the kind was not on
+            with suppress(self._error):  # the kind was not enabled
                 self._cupti.activity_disable(kind)
         with suppress(self._error):  # if the device is broken, its error was raised before
             self._discard()

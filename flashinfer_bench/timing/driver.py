@@ -13,7 +13,8 @@ JIT_INPUT_PTX: Final = 1
 """The driver's number for PTX as an input of its linker."""
 OPERATION_NODES: Final = (0, 1, 2)
 CHILD_GRAPH: Final = 4
-"""The driver's numbers for graph nodes that are kernels, copies and fills; and for a graph within a graph."""
+"""The driver's numbers for kinds of graph nodes: a kernel, a copy, a fill (OPERATION_NODES), and a graph within a
+graph."""
 TYPES: Final = {
     "p": ctypes.c_void_p,
     "s": ctypes.c_char_p,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from flashinfer_bench.timing.measurement import WALL, Trial, join_metadata, latency_ns
 from flashinfer_bench.timing.statistics import FEWEST_BATCHES, count_together
 
-if TYPE_CHECKING:  # reports name flags, and NVML need not be installed for that
+if TYPE_CHECKING:  # reports need FLAGS, and may run without NVML's package
     from flashinfer_bench.timing.nvml import GpuState
 
 LATE_SHARE: Final = 0.25

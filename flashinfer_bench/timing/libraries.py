@@ -1,6 +1,7 @@
-"""Whose kernels a call launched: a library's or its own, by their names in the clock's records. Pure functions.
+"""Decides from the kernel names in the clock's records whether a call launched kernels of a library, or own kernels.
+Pure functions.
 
-The names are demangled. They are reports of the worker, so a solution can forge them. A name counts as a library's only
+The names are demangled. The worker reports the names, so a solution can forge them. A name counts as a library's only
 if user code hardly ever has such a name. So some kernels of a library count as own kernels.
 """
 

@@ -30,11 +30,11 @@ CHECKS: Final = 2
 SLOW_SHARE: Final = 4
 """Check and warm-up together take at most the budget divided by this."""
 PROBE_NS: Final = 2_000_000
-"""Minimum delay of a probe, beyond the call's host time. The call waits for the GPU if the delay makes it slower on the
-host by more than half of this delay."""
+"""Minimum delay of a probe, beyond the call's host time. A call counts as waiting for the GPU if the delay makes it
+slower on the host by more than half of the delay."""
 PROBES: Final = 2, 3
-"""Number of probes in the check, and after the warm-up. A call counts as waiting only if all these probes find that it
-waits. A first call also waits if the driver allocates memory for it, and the host may be interrupted."""
+"""Number of probes in the check, and after the warm-up. A call counts as waiting only if it waits in all these probes.
+A first call also waits if the driver allocates memory for it, and the host may be interrupted."""
 QUEUE_HOLDS: Final = 900
 """Number of operations that a device's queue holds. If a call has more, the host waits for room in the queue. This does
 not show that the call itself waits for the GPU."""
@@ -68,7 +68,7 @@ LINES_CALLS: Final = 5, 15
 reset. The second test is made only if the first finds lines."""
 LINES_SHARE: Final = 0.03
 LINES_NS: Final = 64
-"""A call leaves persisting lines if a reset of such lines slows it by more than LINES_SHARE of its time, plus
+"""A call leaves persisting lines if a reset of the lines slows the call by more than LINES_SHARE of its time, plus
 LINES_NS."""
 GAPS_SHARE: Final = 0.001
 """If the gaps between a call's operations are at most this share of its GPU time, a graph could not shorten the
@@ -100,8 +100,8 @@ class Procedure:
     sets: int = 1
     """Number of sets of inputs. The i-th call uses set i % sets, and all sets get equally many samples."""
     fewest: int | None = None
-    """Minimum samples. A call then stops at `precision`, or after `iterations` samples. If None, all requested samples
-    are taken, and more if they vary too much."""
+    """Minimum samples. After these, a call stops once it has the precision, or after `iterations` samples. If None, all
+    requested samples are taken, and extra samples if they vary too much."""
     stops_early: bool = False
     """Whether a call that is not quick stops once its median is known, even if the budget holds all samples. Only for
     trusted code, because a slow call then gets neither warm-up nor a test for persisting lines."""
@@ -322,7 +322,7 @@ class TrialInProgress:
             least_ns = WORK_SHARE * eager.work_ns
             each_s, fresh = max(self.now() - start, known_s), self.clock.fresh_graphs
             if first.launched == eager.launched and first.work_ns >= least_ns:
-                if fresh is None:  # each new call is captured before it is timed, which takes longer
+                if fresh is None:  # each new call is captured before it is timed, so its wall time is longer
                     others = self.time_calls(1, source=replays)
                     known_s = self.per_call_s
                 elif fresh * each_s * SLOW_SHARE > self.procedure.budget_s:

@@ -28,5 +28,6 @@ class TimingSettings:
 
 USUAL: Final = TimingSettings()
 PRECISION: Final = 0.015
-"""Default precision. After all trials, half the interval of a call's time should be at most this share of the time. Two
-identical solutions then mostly differ by less. Most kernels vary less, and need no extra samples."""
+"""Default precision. After all trials, half the interval of a call's time should be at most this share of the time. The
+times of two identical solutions then mostly differ by less than this share. Most kernels need no extra samples for
+it."""

@@ -57,7 +57,8 @@ class StoppingRule:
     method: str = WALL
     """Name of the clock."""
     fewest: int | None = None
-    """Minimum samples of a short call. After these, it stops at the requested precision. None: it takes all samples."""
+    """Minimum samples of a short call. After these, it stops at the requested precision. None: a short call takes all
+    samples."""
 
     def next_batch(
         self, spans_ns: Sequence[int], busy_ns: Sequence[int] = (), *, spent_s: float, per_call_s: float

@@ -56,7 +56,8 @@ class Slot:
         return block[self.offset : self.offset + self.nbytes].view(self.dtype).view(self.shape)
 
     def rows(self, block: torch.Tensor, count: int, stride: int) -> torch.Tensor:
-        """Return `count` such tensors in a uint8 block, `stride` bytes apart, as one tensor [count, *shape]."""
+        """Return `count` tensors of this shape and dtype in a uint8 block, `stride` bytes apart, as one tensor [count,
+        *shape]."""
         if self.nbytes == 0:
             return torch.empty((count, *self.shape), dtype=self.dtype, device=block.device)
         size, first = self.dtype.itemsize, self.view(block)

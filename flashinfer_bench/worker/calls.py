@@ -138,7 +138,7 @@ def address_of(value: torch.Tensor) -> int:
 
 
 class OutputCache:
-    """Keeps the latest results alive, so that the outputs of the next call get other memory.
+    """Keeps the latest results alive, so that the outputs of the next call cannot get the same memory.
 
     The address of an output changes the time of a short call by some percent on a GPU. A result that holds more memory
     than its outputs need is not kept, for example a slice of a workspace.
@@ -150,7 +150,7 @@ class OutputCache:
 
     def __init__(self, size: int, buffers: int = 1) -> None:
         self.has_room = buffers > 1
-        """Whether it keeps results. On a CPU it does not."""
+        """Whether results are kept; False on a CPU."""
         self._size = size
         self._results: deque[Any] = deque(maxlen=max(buffers - 1, 0))
         self._keeps: bool | None = None

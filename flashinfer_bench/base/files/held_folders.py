@@ -1,7 +1,7 @@
 """Temporary folders of a process. The process locks its folder, and removes it at the end.
 
-Forks hold the lock, too. If a process is killed, its folder stays without a lock. The same user's next run removes the
-folder at its end (`sweep_folders`).
+Forks hold the lock, too. If a process is killed, its folder stays without a lock. At its end, the next run of the same
+user removes the folder (`sweep_folders`).
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from flashinfer_bench.base.files.locks import try_lock
 from flashinfer_bench.base.files.trees import remove_tree
 
 PREFIX: Final = "flashinfer-bench."
-"""All names of these folders begin with it, after a dot if another folder than the system's has them; no other folder's
-name does."""
+"""Beginning of the names of these folders, and of no other names. Outside the system's folder of temporary files, a dot
+comes before it."""
 SWEEP_LIMIT_S: Final = 120.0
 """Seconds for removing leftovers. The next run removes the remaining folders."""
 
@@ -42,7 +42,7 @@ def hold_folder(name: str, parent: Path | None = None) -> tuple[Path, int]:
 
 @contextmanager
 def temporary_folder(name: str, parent: Path | None = None) -> Iterator[Path]:
-    """Make a folder for a block. Whatever is in it at the end is removed with it."""
+    """Make a folder for a block. At the block's end, remove the folder with its content."""
     folder, fd = hold_folder(name, parent)
     try:
         yield folder
@@ -52,7 +52,7 @@ def temporary_folder(name: str, parent: Path | None = None) -> Iterator[Path]:
 
 
 def sweep_folders(parent: Path | None = None) -> None:
-    """Remove this user's folders that no process holds, below a parent as in `hold_folder`."""
+    """Remove this user's folders that no process holds. `parent` is the same as for `hold_folder`."""
     deadline = time.monotonic() + SWEEP_LIMIT_S
     for folder in parent.glob(f".{PREFIX}*") if parent else Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
         with suppress(OSError):  # the folder is another user's, is being removed, or cannot be locked

@@ -5,7 +5,7 @@ TimeoutError, an OSError that names the path. Only regular files and folders can
 
 Some file systems have no flock: Lustre without `-o flock`, some NFS. There, `locked_file` and `locked_folder` hold a
 file `.<name>.lock` instead. A killed holder leaves this file behind; the TimeoutError then says that it may be removed.
-The other functions raise an OSError that says that flock is missing.
+All other functions of this module raise an OSError that says that flock is missing.
 
 The package filelock cannot replace this module: it takes a path and no open file, and locks no folder.
 """
@@ -38,7 +38,7 @@ class NoFlock(OSError):
 
 
 def try_lock(fd: int, *, is_shared: bool = False) -> bool:
-    """Lock an open file if no process holds it, else return False. Shared locks do not exclude one another."""
+    """Lock an open file. Return False if another process holds its lock. Shared locks do not exclude one another."""
     try:
         fcntl.flock(fd, fcntl.LOCK_NB | (fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX))
     except BlockingIOError:

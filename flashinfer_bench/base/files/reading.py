@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 OWN_DESCRIPTORS: Final = ("/dev/fd/", "/dev/stdin", "/proc/self/fd/")
-"""Prefixes of descriptors that the user gave to this process, such as a pipe of a shell's `<(command)`. Below them,
-files of any kind are read. No walk over a data set ever makes such a path."""
+"""Prefixes of paths to descriptors that the user gave to this process, such as a pipe of a shell's `<(command)`. Files
+of any kind are read below these prefixes. No walk over a data set ever makes such a path."""
 BLOCK_BYTES: Final = 1 << 20
 """Read at most this many bytes at once."""
 POINTER_START: Final = b"version https://git-lfs.github.com/spec/"

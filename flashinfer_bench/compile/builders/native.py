@@ -65,7 +65,8 @@ class Binding:
 
     kind: Kind
     files: BindingFiles
-    """Files of the binding's package. Their version is part of the digest. Their C++ standard is the default."""
+    """Files of the binding's package. The package's version is part of the digest, and its C++ standard is the
+    default."""
     includes: tuple[Path, ...]
     macros: tuple[str, ...]
     libraries: tuple[str, ...]
@@ -97,7 +98,7 @@ def read_binding(binding: SupportedBindings, toolchain: Toolchain) -> Binding:
         )
     assert torch is not None  # checked by `why_not_buildable`
     assert python is not None  # checked by `why_not_buildable`
-    # A CPU build of torch lacks the one header that its own CUDA headers include; the last macro omits it.
+    # The CUDA headers in a CPU build of torch include a header that the build lacks. The last macro skips the include.
     no_cuda = () if torch.has_cuda else ("-DC10_CUDA_NO_CMAKE_CONFIGURE_FILE",)
     return Binding(
         kind="torch",
@@ -193,7 +194,7 @@ class Commands:
         return [str(self.cuda.nvcc.path), "-ccbin", str(self.cxx.path)]
 
     def _architectures(self) -> list[str]:
-        """Return flags for the architectures of the target; none if the solution's own flags choose."""
+        """Return flags for the architectures of the target; none if the solution's own flags name architectures."""
         starts = ("-gencode", "--generate-code", "-arch", "--gpu-arch")
         chosen = [flag for flag in self.flags.nvcc if flag.startswith(starts)]
         if chosen and not any(flag.endswith("=native") for flag in chosen):
@@ -214,11 +215,12 @@ class Commands:
             command += ["-lcudart", f"-Wl,-rpath,{cuda.home / 'lib64'}"]
             command += ["-lcudadevrt"] if self._links_device_code else []
             command += ["-Wl,--as-needed", "-lcuda"] if has_driver else []
-        # torch's own libraries leave symbols to Python.
+        # torch's own libraries lack symbols that the Python process provides.
         return [*command, *(["-Wl,-z,defs"] if binding.kind == "tvm-ffi" and (has_driver or cuda is None) else [])]
 
     def _locate(self, flag: str, folders: Sequence[Path]) -> str:
-        """Return a flag for the linker. A library that only a pip package has is named by its path."""
+        """Return the linker's argument for a flag. If only a pip package has the library, the argument is the library's
+        path."""
         name = f"lib{flag.removeprefix('-l')}.so"
         if not flag.startswith("-l") or any((folder / name).exists() for folder in folders):
             return flag
@@ -290,8 +292,8 @@ def choose_units(paths: Sequence[str], *, is_cuda: bool) -> list[str]:
     """Return the sources that are compiled to an object each; all others are headers.
 
     Raises:
-        BuildFailure: no source can be compiled, a source has another language or a forbidden name, or a header is
-            precompiled.
+        BuildFailure: no source can be compiled, a source is CUDA code in a cpp solution, a name is forbidden, or a
+            precompiled header is among the sources.
     """
     units = [path for path in paths if PurePosixPath(path).suffix in (*HOST_SUFFIXES, DEVICE_SUFFIX)]
     if not units:
@@ -321,7 +323,7 @@ def _header_recipe(commands: Commands, readable: tuple[Path, ...]) -> BuildRecip
     header, given = commands.binding.main_header, commands.flags.cxx
     kept = [word for word in given if word.startswith("-") and not word.startswith(("-D", "-U", "-I", "-isystem"))]
     commands = replace(commands, flags=Flags(cxx=tuple(kept)))
-    product, source = f"{header}.gch", f"{PRODUCTS}/{header}"  # the text is kept: files may include it again
+    product, source = f"{header}.gch", f"{PRODUCTS}/{header}"  # files may include the header's text again
     output = ("-MD", "-MF", f"{PRODUCTS}/{READ_LIST}", "-x", "c++-header", source, "-o", f"{PRODUCTS}/{product}")
     text = {source: f"#include_next <{header}>\n".encode()}
     stages = ((BuildStep(f"precompile {header}", (*commands.host(), *output)),),)

@@ -66,7 +66,7 @@ class PairSeries:
     keys: list[dict[str, str]] = field(default_factory=lambda: [{}, {}])
     """For A and for B: the conditions of the latest time. Times are compared only if A and B have equal conditions."""
     reported: tuple[list[ReportedTrace], list[ReportedTrace]] = field(default_factory=lambda: ([], []))
-    """For A and for B: what the traces of the blocks have about their times."""
+    """For A and for B: the reported fields of each block's trace."""
     stopped: str = ""
     """Why measuring has stopped: a side did not pass, or has no verdict."""
 
@@ -194,7 +194,7 @@ def _run(
 ) -> float:
     """Measure until all series are decided or the budget is spent; return the seconds since the first block began."""
     requested: list[tuple[PairSeries, int, int]] = []
-    """For each job, at its index: its series, the number of its pair, and the number of its side."""
+    """At the index of each job: the job's series, pair number, and side (0 for A, 1 for B)."""
     began = math.inf
     seconds = 0.0
     while still := [one for one in series if one.is_open(threshold)]:

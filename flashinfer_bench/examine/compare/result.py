@@ -57,7 +57,8 @@ BUDGET_STEP_S: Final = 10
 UNSTEADY: Final = frozenset({"noisy", "unconfirmed"})
 """On a CPU, the flags of a block that other programs disturbed."""
 UNSTEADY_SHARE: Final = 0.25
-"""A series is unsteady if a larger share of its blocks was disturbed. A block or two may be so on an idle machine."""
+"""A series is unsteady if a larger share of its blocks was disturbed. On an idle machine, a block or two may be
+disturbed, too."""
 LOADED: Final = "a quieter machine, since many times are noisy or unconfirmed"
 LIMIT_TOO_SMALL: Final = f"a quieter machine or a larger --threshold, since {MOST_PAIRS} pairs, the limit, are too few"
 
@@ -76,7 +77,7 @@ class Ratio:
     pairs: int = 0
     """Pairs of blocks; 0 for recorded traces."""
     is_steady: bool = True
-    """False if other programs disturbed the blocks. The interval is then that of a single pair."""
+    """False if other programs disturbed the blocks. More pairs then do not make the interval narrower."""
 
     @property
     def ratio(self) -> float:
@@ -137,7 +138,7 @@ def recorded_ratio(log_mean: float, log_half: float | None) -> Ratio:
 def ratio_of_pairs(logs: Sequence[float], level: float | None = None, *, is_steady: bool = True) -> Ratio:
     """Return the ratio of pairs of blocks.
 
-    Load comes and goes, so disturbed pairs are not independent. Then more pairs do not make the interval narrower.
+    Load comes and goes, so disturbed pairs are not independent. So more pairs do not make their interval narrower.
 
     Args:
         logs: the logarithm of B over A of each pair; at least one.
@@ -269,7 +270,7 @@ class Comparison:
 
     @property
     def is_failed(self) -> bool:
-        """Whether no workload was compared, or one has a problem. A spent budget is not a problem here."""
+        """Whether no workload was compared, or a workload has a problem. A spent budget is no problem here."""
         return any(row.problem and not row.is_unmeasured for row in self.rows) or self.overall is None
 
     def slower_than(self, share: float) -> list[str]:

@@ -105,7 +105,7 @@ def find_contender(
 
 
 def _read_beside(path: Path, trace_set: TraceSet, hints: DraftHints, beside: Contender | None) -> Draft:
-    """Read a source. If it fits no single definition, try the definition of the opposite side."""
+    """Read a source. If it does not fit exactly one definition, use the definition of the opposite side."""
     of = {one.definition for one in beside.solutions} if beside is not None and beside.kind == "solution" else set()
     if beside is None or len(of) != 1 or hints.definition is not None:
         return read_draft(path, trace_set.definitions, hints)
@@ -155,7 +155,7 @@ def pair_up(first: Contender, second: Contender) -> list[Pairing]:
     """Return the pairs of solutions to measure. Sets are paired by solution name, other sides by definition.
 
     Raises:
-        DataSetError: the two cannot be paired, or have no definition in common.
+        DataSetError: the sides cannot be paired, or have no definition in common.
     """
     sides = (first, second)
     if "run" in (first.kind, second.kind):

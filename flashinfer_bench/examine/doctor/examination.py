@@ -50,7 +50,8 @@ NAMES: Final = ("first", "second")
 IDENTICAL_S: Final = 20.0
 """Maximum seconds for timing identical solutions."""
 THRESHOLDS: Final = {"cuda": 0.02, "cpu": 0.1}
-"""Device type → share. Identical solutions are timed until it is clear whether they differ by more."""
+"""Device type → share. Identical solutions are timed until it is clear whether their times differ by more than this
+share."""
 SIZES: Final = {"cuda": (1 << 18, 1 << 23), "cpu": (1 << 12, 1 << 14)}
 """Numbers of elements of the timed calls: a short and a longer call."""
 KERNELS: Final = {"one_kernel": "x * 2", "several_kernels": "x * 0.5 * 0.5 * 0.5 * 16"}

@@ -44,7 +44,7 @@ def answer(_kind: str) -> dict[str, Any]:
     rates, gpu, best = dict[tuple[str, float], list[float]](), dict[str, Any](), dict[str, float]()
     for _ in range(ROUNDS):
         for name, amount, call in list_calls(torch.device("cuda", 0), count):
-            with suppress(RuntimeError):  # the device lacks the product
+            with suppress(RuntimeError):  # the device cannot multiply this dtype
                 timed = bench_gpu_time(call, dry_run_time_ms=WARM_UP_MS, repeat_time_ms=TIMED_MS)
                 rates.setdefault((name, amount), []).append(amount / TERA / timed.median_ms * 1e3)
                 gpu[name] = timed.measurement.get("gpu")

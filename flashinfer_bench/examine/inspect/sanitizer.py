@@ -65,7 +65,7 @@ def read_findings(done: Inspected) -> dict[str, Any]:
         own = [head for head, *_ in split_blocks(step.text) if OF_ITSELF.match(head)]
         silent = "" if MARK in step.text else "compute-sanitizer said nothing: it did not look at the call"
         reason = "; ".join(own) or step.error.strip().rpartition("\n")[2] or step.ended or silent
-        if reason and not found:  # a finding explains a crash
+        if reason and not found:  # a crash after a finding is no further problem
             problems.append(f"{step.name}: {reason}")
     types = [step.name for step in done.steps]
     return make_document("compute-sanitizer", done, types=types, findings=findings, problems=problems)
@@ -97,7 +97,7 @@ def parse_findings(type_: str, text: str, sources: Sequence[str] = ()) -> list[d
             message = "race between accesses to shared memory"
         thread, in_block = threads[0] if threads else ("", "")
         one = {"type": type_, "message": message, "places": locations, "thread": thread, "block": in_block, "count": 0}
-        found.setdefault(f"{message} {locations}", one)["count"] += 1  # many threads may report it
+        found.setdefault(f"{message} {locations}", one)["count"] += 1  # many threads may report the same error
     return list(found.values())
 
 

@@ -115,7 +115,7 @@ class Session(DeviceSession):
             "style": {True: "dps", False: "value", None: None}[solution.declared_style],
         }
         (given / "path").mkdir()
-        (given / "path" / PACKAGE.name).symlink_to(PACKAGE)  # the process may have no access to the folder around it
+        (given / "path" / PACKAGE.name).symlink_to(PACKAGE)  # the process may have no access to the package's parent
         environment = {
             **request["environment"],
             **policies.environment(digest),

@@ -1,13 +1,14 @@
 """Reproduces a failure that `flashinfer-bench repro` wrote. It needs only torch.
 
     python repro.py             calls the solution in this process, on the inputs beside this file, and compares
-    python repro.py --recorded  compares the outputs that it returned when it was judged
+    python repro.py --recorded  compares the outputs of the judged call
 
 The solution's code runs here without a sandbox, with all of your rights: read it first.
-If you change a file below `solution/`, only its new outputs count: repair it until this exits with 0.
-A run in the sandbox judges changed C++ and CUDA. It also judges failures that no recorded output shows, and samplers
-and indexers, since their outputs cannot be compared element by element. The run needs flashinfer-bench, and the trace
-set at its old path.
+If you change a file below `solution/`, the recorded outputs no longer count.
+Repair the solution until this script exits with 0.
+Some failures are judged by a run in the sandbox: of changed C++ and CUDA, and failures that no recorded output shows.
+Outputs of samplers and indexers cannot be compared element by element, so a run judges these solutions, too.
+The run needs flashinfer-bench, and the trace set at its old path.
 Exit code: 1 the failure shows, 0 it does not, 2 it could not be checked.
 """
 

@@ -97,7 +97,7 @@ class ControlBlock:
         return self._is_at_least(READY, count)
 
     def tell_ready(self, count: int) -> None:
-        """Report on behalf of the GPU that a call waits."""
+        """Report on behalf of the GPU that a call waits for its key."""
         self._words[READY] = count
 
     def is_launched(self, count: int) -> bool:

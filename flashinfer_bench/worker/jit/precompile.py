@@ -104,8 +104,8 @@ def stand_in(gpu: Mapping[str, Any], *, asks_driver: bool = True) -> Iterator[No
 
     Args:
         gpu: its properties from torch (`torch`), and from Triton's driver (`triton`).
-        asks_driver: torch may start the driver, which finds no GPU. Then torch switches devices without the driver.
-            Copies and slices of tensors need this.
+        asks_driver: whether torch may start the driver, which finds no GPU. Then torch switches devices without the
+            driver, as copies and slices of tensors require.
     """
     mode = fake_tensor.FakeTensorMode
     with ExitStack() as stack:
