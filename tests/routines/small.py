@@ -120,6 +120,13 @@ VARIANTS = [
     ("BatchPrefillWithPagedKVCacheWrapper", f"{PREFILL} --q_dtype fp8_e4m3 --kv_dtype fp8_e4m3 --out_dtype bfloat16"),
     ("BatchDecodeWithPagedKVCacheWrapper", f"{PREFILL} --s_qo 1 --q_dtype fp8_e4m3 --kv_dtype fp8_e4m3"),
     ("BatchDecodeWithPagedKVCacheWrapper", f"{PREFILL} --s_qo 1 --out_dtype float16 --head_dim_qk 64 --page_size 16"),
+    *(
+        (routine, f"{PREFILL} --head_dim_qk 64 --q_dtype fp8_e4m3 --kv_dtype nvfp4 {flags}")
+        for routine, flags in (
+            ("BatchDecodeWithPagedKVCacheWrapper", "--s_qo 1 --page_size 16"),
+            ("BatchPrefillWithPagedKVCacheWrapper", "--causal --out_dtype float16"),
+        )
+    ),
     (
         "BatchPrefillWithRaggedKVCacheWrapper",
         "--batch_size 2 --s_qo 8 --s_kv 8 --num_qo_heads 4 --num_kv_heads 2 --head_dim_qk 128 --enable_pdl",

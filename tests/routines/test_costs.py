@@ -127,6 +127,12 @@ COUNTS = [
         768 + 384 + 4 * (4 + 2) + 4 * 3,
     ),
     (
+        "BatchDecodeWithPagedKVCacheWrapper",
+        f"{PAGED} --head_dim_qk 64 --q_dtype fp8_e4m3 --kv_dtype nvfp4 --out_dtype bfloat16",
+        2 * 12 * 4 * 128,
+        512 * 3 + 12 * 2 * 128 * 9 / 16 + 4 * (4 + 2),
+    ),
+    (
         "BatchPrefillWithRaggedKVCacheWrapper",
         "--batch_size 2 --s_qo 3 --s_kv 6 --num_qo_heads 4 --num_kv_heads 2 --head_dim_qk 12 --head_dim_vo 8",
         2 * (2 * 3 * 6) * 4 * 20,

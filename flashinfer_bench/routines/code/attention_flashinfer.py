@@ -21,6 +21,7 @@ MASK = "causal" if CAUSAL else "dense"
 OUT_DTYPE = "bfloat16"
 ENABLE_PDL = False
 MLA_OPTIONS = {}
+FACTOR = 1.0
 PAGE_SIZE = 16
 HEAD_DIM_CKV = 512
 HEAD_DIM_KPE = 64
@@ -144,6 +145,20 @@ def decode_prims_ts(q, out, *, wrapper, pools):
     wrapper.run(q, pools, bmm1_scale=SM_SCALE, out=out)
 
 
+def decode_nvfp4_setup(kv_cache, kv_scale):
+    """Copy codes and scales into pools. Scales of the values of four tokens lie side by side."""
+    k, v = in_pools(kv_scale)
+    scales = (k, v.unflatten(2, (-1, 4)).mT.reshape(v.shape))
+    return {"pools": in_pools(kv_cache.view(torch.uint8)), "scales": scales}
+
+
+def decode_nvfp4(q, block_tables, kv_lens, out, *, pools, scales):
+    """trtllm_batch_decode_with_kv_cache of 4-bit floats."""
+    lists = (workspace(q.device), block_tables, kv_lens, S_KV)
+    options = {"bmm1_scale": SM_SCALE * FACTOR, "bmm2_scale": FACTOR, "kv_cache_sf": scales}
+    flashinfer.decode.trtllm_batch_decode_with_kv_cache(q, pools, *lists, out=out, kv_layout="HND", **options)
+
+
 def plan_paged(qo_indptr, q, kv_cache, block_tables, kv_lens, **options):
     """Plan the prefill wrapper over pages."""
     wrapper = wrapper_of(flashinfer.BatchPrefillWithPagedKVCacheWrapper, q.device, "NHD", backend=BACKEND)
@@ -237,6 +252,19 @@ def paged_prims_ts_setup(q, kv_cache, qo_indptr, block_tables, kv_lens):
 def paged_prims_ts(q, out, *, wrapper, pools):
     """BatchPrefillPagedTSWrapper."""
     wrapper.run(q, *pools, out=out)
+
+
+def paged_nvfp4_setup(kv_cache, kv_scale, kv_lens):
+    """Copy codes and scales into pools, and count where the keys of each sequence begin."""
+    return {**decode_nvfp4_setup(kv_cache, kv_scale), "kv_indptr": sums_of(kv_lens)}
+
+
+def paged_nvfp4(q, qo_indptr, block_tables, kv_lens, out, *, pools, scales, kv_indptr):
+    """trtllm_batch_context_with_kv_cache of 4-bit floats."""
+    numbers = (S_QO, S_KV, SM_SCALE * FACTOR, FACTOR, len(kv_lens))
+    lists = (workspace(q.device), block_tables, kv_lens, *numbers, qo_indptr, kv_indptr)
+    options = {"out": out, "kv_layout": "HND", "causal": CAUSAL, "kv_cache_sf": scales}
+    flashinfer.prefill.trtllm_batch_context_with_kv_cache(q, pools, *lists, **options)
 
 
 def plan_ragged(q, k, v, *offsets, **options):

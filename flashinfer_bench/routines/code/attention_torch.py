@@ -4,11 +4,14 @@ from itertools import pairwise
 
 import torch
 
+from flashinfer_bench.routines.code.formats import by_rows
+
 SM_SCALE = 0.125
 CAUSAL = False
 PAGE_SIZE = 16
 HEAD_DIM_CKV = 512
 OUT_DTYPE = "bfloat16"
+FACTOR = 1.0
 STRETCH = 1 << 27
 """Number of scores that are held in memory at once."""
 
@@ -92,3 +95,13 @@ def paged_converted(*given):
 def ragged_converted(*given):
     """Queries, keys and values of several sequences, one after the other."""
     return convert(ragged, *given)
+
+
+def decode_nvfp4(q, kv_cache, kv_scale, *lists):
+    """One query a sequence over a paged cache of 4-bit floats, with scales of blocks and one factor."""
+    return convert(decode, q, by_rows(kv_cache, kv_scale) * FACTOR, *lists)
+
+
+def paged_nvfp4(q, kv_cache, kv_scale, *lists):
+    """Several queries a sequence over such a cache."""
+    return convert(paged, q, by_rows(kv_cache, kv_scale) * FACTOR, *lists)

@@ -42,6 +42,7 @@ from flashinfer_bench.routines.case.spec import (
     whole,
     word,
 )
+from flashinfer_bench.routines.families.moe import E2M1_DEVIATION
 
 IS_VARIED: Final = {"true": True, "false": False, "auto": None}
 FLAGS: Final = (
@@ -56,7 +57,7 @@ FLAGS: Final = (
     whole("head_dim_ckv", "MLA: compressed dimension"),
     whole("head_dim_kpe", "MLA: rotated dimension"),
     word("q_dtype", "dtype of queries", "bfloat16", (*HALF, "fp8_e4m3")),
-    word("kv_dtype", "dtype of keys and values", "bfloat16", (*HALF, *FP8)),
+    word("kv_dtype", "dtype of keys and values; nvfp4 in pages with fp8 queries", "bfloat16", (*HALF, *FP8, "nvfp4")),
     word("out_dtype", "dtype of outputs (default: q_dtype)", None, (*HALF, "fp8_e4m3")),
     switch("causal", "causal mask: a query sees no later keys"),
     switch("random_actual_seq_len", "random lengths up to the given lengths"),
@@ -153,6 +154,10 @@ def _refuse(args: Namespace, kind: str, dims: tuple[int, int]) -> dict[str, Any]
         refusals |= dict.fromkeys(NO_FP8_CACHE, "an fp8 cache with wider queries is not supported")
     if kind == "ragged" and args.q_dtype in FP8:
         refusals |= dict.fromkeys(("trtllm-fmha-v2", "trtllm-native"), "it takes queries in fp8 only over pages")
+    if args.kv_dtype == "nvfp4":
+        refusals |= dict.fromkeys(
+            (name for name in BACKENDS[kind] if name != "trtllm-native"), "it takes no nvfp4 here"
+        )
     fitting = FP8_QUERIES if args.q_dtype in FP8 else () if args.out_dtype in FP8 else WRAPPERS
     if args.q_dtype in FP8 or (args.out_dtype or args.q_dtype) != args.q_dtype:
         others = (name for name in BACKENDS[kind] if name not in fitting)
@@ -181,11 +186,12 @@ def make_attention(args: Namespace, kind: str) -> Case:
     require(args.s_qo == 1 or kind != "decode", f"--s_qo {args.s_qo}: decoding takes one query a sequence")
     alike = args.s_qo == 1 or not is_mla or not args.random_actual_seq_len
     require(alike, "--random_actual_seq_len goes with --s_qo 1 here")
-    q, kv = DTYPES[args.q_dtype], DTYPES[args.kv_dtype]
+    q, kv = DTYPES[args.q_dtype], DTYPES.get(args.kv_dtype, "float4_e2m1")
+    is_fp4 = args.kv_dtype == "nvfp4"
     out = DTYPES[args.out_dtype or args.q_dtype]
     require(not is_mla or q == kv == out == "bfloat16", "--q_dtype and --kv_dtype: this routine takes bfloat16")
-    alike = q == kv or (size_of(kv) == 1 and not is_ragged)
-    require(alike, f"--kv_dtype {args.kv_dtype}: as --q_dtype; in a cache fp8, too")
+    alike = q == kv or (size_of(kv) == 1 and not is_ragged) or (is_fp4 and args.q_dtype in FP8 and not is_ragged)
+    require(alike, f"--kv_dtype {args.kv_dtype}: as --q_dtype; in a cache fp8, too, and nvfp4 with fp8 queries")
     if is_mla:
         vo = needed(args, "head_dim_ckv", " (512 in DeepSeek)")
         rotated = needed(args, "head_dim_kpe", " (64 in DeepSeek)")
@@ -206,6 +212,10 @@ def make_attention(args: Namespace, kind: str) -> Case:
         pages, used = batch * -(-args.s_kv // tokens), sum(-(-length // tokens) for length in keys)
         width = qk if is_mla else kv_heads * (qk + vo)
         caches = {"kv_cache": counted(f"{kv}[{pages} {page}]", sum(keys) * width)}
+        if is_fp4:
+            require(qk % 64 == tokens % 4 == 0, "nvfp4: --head_dim_qk in multiples of 64, --page_size of 4")
+            blocks = f"float8_e4m3fn[{pages} {page.rpartition(' ')[0]} {qk // 16}]"
+            caches["kv_scale"] = counted(blocks, sum(keys) * width / 16)
         table = stored(generator(args, 1).permutation(pages).reshape(batch, -1))
         lists |= {"block_tables": counted(table, used), "kv_lens": stored(keys)}
     lengths, average = [*zip(queries, keys, strict=True)], sum(keys) // batch
@@ -215,18 +225,20 @@ def make_attention(args: Namespace, kind: str) -> Case:
     is_varied = args.random_actual_seq_len if varied == "auto" else IS_VARIED.get(varied)
     require(is_varied is not False or not args.random_actual_seq_len, "--mla_is_var_seq false: lengths are random")
     given = {"is_var_seq": is_varied, "cute_dsl_impl": impl}
-    check = make_check(fewest, max(keys), kv, qk * scale**2)
+    check = make_check(fewest, max(keys), q if is_fp4 else kv, qk * scale**2)
+    reference = kind if out == q else f"{kind}_converted"
     return Case(
         op_type=op_type,
         axes={"queries": sum(queries), "keys": sum(keys), "head_dim": qk, "head_dim_vo": vo},
         inputs={"q": f"{q}[{rows}]", **caches, **lists},
         outputs={"out": f"{out}[{rows.rpartition(' ')[0]} {last}]"},
-        reference=kind if out == q else f"{kind}_converted",
-        function=kind,
+        reference=f"{kind}_nvfp4" if is_fp4 else reference,
+        function=f"{kind}_nvfp4" if is_fp4 else kind,
         constants={
             "SM_SCALE": scale,
             "CAUSAL": bool(args.causal) and kind != "decode",
             "OUT_DTYPE": out,
+            "FACTOR": 1 / E2M1_DEVIATION,
             "MLA_OPTIONS": {name: value for name, value in given.items() if value is not None},
         },
         flops=2 * pairs * args.num_qo_heads * (qk + vo),
