@@ -1,7 +1,7 @@
 """Resolves the arguments of a command: trace sets, parts of them, recorded jobs, outputs.
 
-A name that a set does not have is an error; the message has the nearest known name. `settings.py` has the settings, and
-`drafts.py` the solutions that the user edits.
+A name that a set lacks is an error. The message has the nearest known name. `settings.py` resolves settings.
+`drafts.py` resolves the solutions that the user edits.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def open_trace_set(args: Namespace) -> TraceSet:
 
 
 def load_trace_set(args: Namespace) -> TraceSet:
-    """Load and merge the sets of the command line. The problems of their files are in `issues` of the result."""
+    """Load and merge the sets of the command line. The field `issues` of the result has the problems of the files."""
     loaded: list[TraceSet] = []
     for folder in named_folders(args):
         try:
@@ -63,7 +63,7 @@ def open_folder(args: Namespace, folder: Path, precision: str = "fp32") -> Trace
     layout = getattr(args, "layout", None)
     if not folder.exists() or (layout is None and (folder / DEFINITIONS).is_dir()):
         return TraceSet.from_path(folder)
-    # These readers import yaml, which a set does not need.
+    # The readers below import yaml, which a set does not need.
     from flashinfer_bench.data.gpumode.problems import GpuMode
     from flashinfer_bench.data.kernelbench.tasks import KernelBench
     from flashinfer_bench.data.problems.folder import find_problems, read_folder
@@ -100,7 +100,8 @@ def has_nothing(trace_set: TraceSet) -> bool:
 
 
 def describe_issues(issues: Sequence[LoadIssue], shown_warnings: int = SHOWN_WARNINGS) -> list[str]:
-    """Return a line for each error and for each of the first warnings, then the number of further warnings."""
+    """Return a line for each error, a line for each of the first warnings, and the number of warnings that are not
+    shown."""
     errors = [str(issue) for issue in issues if issue.severity == "error"]
     warnings = [str(issue) for issue in issues if issue.severity == "warning"]
     more = len(warnings) - shown_warnings
@@ -152,7 +153,7 @@ def refuse_unknown(*asked: tuple[str, Iterable[str], Collection[str | None]]) ->
     """Refuse names that a set does not have.
 
     Args:
-        *asked: for each flag the kind of its names ("op type"), the given names, and the known names.
+        *asked: for each flag the kind of names, such as "op type", then the given names and the known names.
 
     Raises:
         DataSetError: names are unknown; the message has all of them.
@@ -171,7 +172,7 @@ def read_recorded(text: str) -> list[Trace]:
     """Return the verdicts that `FILE` or `FILE:LINE` names.
 
     Raises:
-        UsageError: the file has no such line, or the line or file has no verdict.
+        UsageError: the file lacks the line, or there is no verdict in the file or line.
         DataSetError: the file cannot be read.
     """
     path, _, number = text.rpartition(":")
@@ -194,14 +195,14 @@ class Output(NamedTuple):
     path: Path
     """Absolute, and without `..`."""
     root: Path | None
-    """The trace set that contains the path; None if no set does. Links in a set are not followed."""
+    """The trace set that contains the path; None outside of sets. Links in a set are not followed."""
 
     def write(self, text: str | bytes, hint: str = "") -> None:
         """Write the file completely or not at all.
 
         Raises:
             DataSetError: the path leads through a link in a set.
-            Fault: it cannot be written.
+            Fault: the file cannot be written.
         """
         try:
             write_whole(self.path, text, root=self.root)
@@ -215,7 +216,7 @@ def find_output(path: Path | str, args: Namespace | None = None) -> Output:
     """Find the trace set around a file or folder to write. The path need not exist.
 
     Args:
-        args: the command's arguments. The folders of `--local` count as sets, even without the files of a set.
+        args: the command's arguments. Every folder of `--local` counts as a set, even an empty folder.
 
     Raises:
         UsageError: in a set, the path is a link or leads through a link.
@@ -229,5 +230,5 @@ def find_output(path: Path | str, args: Namespace | None = None) -> Output:
         except WriteRefused as error:
             raise UsageError(f"{path} cannot be written: {error.strerror}, or name the target itself") from error
         except OSError:
-            pass  # the writer reports it
+            pass  # the writer reports this error
     return Output(whole, root)

@@ -13,7 +13,7 @@ AXIS_HELP: Final = "sizes of an axis: rows=64, rows=1,7,64 or rows=1:4096:x2; ma
 RANGE: Final = re.compile(r"(\d+):(\d+)(?::(x?)(\d+))?")
 SIZES: Final = re.compile(r"\d+(?:,\d+)*")
 MOST_CASES: Final = 10_000
-"""Maximum number of combinations of sizes. A larger number is most likely a typing error."""
+"""Maximum number of combinations of sizes. A number above this limit is most likely a typing error."""
 
 
 def read_range(flag: str, text: str) -> Sequence[int] | None:
@@ -34,7 +34,7 @@ def read_range(flag: str, text: str) -> Sequence[int] | None:
 
 
 def read_sizes(given: Iterable[str]) -> dict[str, Sequence[int]]:
-    """Return axis → its sizes, from the values of `--axis`.
+    """Return axis → sizes, from the values of `--axis`.
 
     Raises:
         UsageError: a value has a wrong syntax, or there are too many combinations.

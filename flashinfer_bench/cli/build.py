@@ -1,6 +1,5 @@
-"""`build`: compiles the solutions of a set, or single files, without running them, and reports each result.
-
-It uses the build pool and the cache of `run`.
+"""`build`: compiles solutions of a set or of single files, without running them, and reports each result. The command
+uses the build pool and the cache of `run`.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ FORMAT_VERSION: Final = 1
 """Version of the JSON document. 1: the first."""
 FILTERS: Final = ("definitions", "op_types", "solutions", "authors")
 RESULTS: Final = ("built", "cached", "failed", "fault", "skipped")
-"""Results. The solution causes `failed`, the machine causes `fault`."""
+"""Results of builds. `failed` is the solution's fault. `fault` is the machine's fault."""
 TABLE: Final = {
     "Solution": "{name}",
     "Language": "{language}",
@@ -116,7 +115,7 @@ def execute(args: Namespace) -> int:
 def choose_solutions(args: Namespace) -> list[tuple[Solution, Definition | None]]:
     """Return the solutions of the named files, or the selected solutions of the set, with their definitions.
 
-    Without a set there is no definition, so the arguments of the entry function are not checked.
+    There is no definition without a set. Then the arguments of the entry function are not checked.
 
     Raises:
         UsageError: files or names do not exist, or are wrong.
@@ -137,7 +136,8 @@ def choose_solutions(args: Namespace) -> list[tuple[Solution, Definition | None]
 
 
 def choose_target(names: Sequence[str] | None) -> BuildTarget:
-    """Return the build target: the named architectures, else those of this machine's GPUs, else the default.
+    """Return the build target: the named architectures, else the architectures of this machine's GPUs, else the
+    default.
 
     Raises:
         UsageError: a name is not an architecture.
@@ -153,7 +153,7 @@ def choose_target(names: Sequence[str] | None) -> BuildTarget:
 def build(
     items: Sequence[tuple[Solution, Definition | None]], root: Path, target: BuildTarget, *, jobs: int | None
 ) -> Iterator[Row]:
-    """Yield the result of each solution: first the solutions that cannot be built, then the builds as they end.
+    """Yield the result of each solution. Solutions that cannot be built come first. Builds follow as they end.
 
     Raises:
         ConfigError: the cache cannot be written.
@@ -161,7 +161,7 @@ def build(
     toolchain = find_toolchain()
     rest: list[Solution] = []
     for solution, definition in items:
-        # A build detects a wrong entry point of a compiled solution. In Python only a call would, so check it here.
+        # A build detects a wrong entry point only in a compiled solution. In Python, this check replaces a call.
         problems = [] if solution.spec.language in COMPILED else check_entry(solution, definition)
         if (reason := why_not_buildable(solution, toolchain)) is not None:
             yield _row(solution, "skipped", reason)
@@ -181,7 +181,8 @@ def build(
 
 
 def _row(solution: Solution, result: str, message: str = "", seconds: float = 0.0, artifact: str | None = None) -> Row:
-    """Return a row. `seconds` is the duration of the build, or of the earlier build that made a cached artifact."""
+    """Return a row. `seconds` is the duration of the build. For a cached artifact, it is the duration of the build that
+    made the artifact."""
     found = find_binding(solution)
     return {
         **{name: getattr(solution, name) for name in ("name", "definition", "author")},

@@ -84,7 +84,8 @@ def declare_cache(parser: Parser) -> None:
 
 
 def execute_show(args: Namespace) -> int:
-    """List the artifacts, and the code that solutions compiled at run time, most recently used first."""
+    """List the artifacts, and the code that solutions compiled at run time. The most recently used entries come
+    first."""
     cache = _open()
     entries, folders = list(map(_document, cache.entries())), list(map(_document, cache.jit_folders()))
     judge_bytes, size = size_of_folder(cache.root / JUDGE_FOLDER), _size(cache)
@@ -122,7 +123,7 @@ def execute_clear(args: Namespace) -> int:
 
 
 def execute_verify(args: Namespace) -> int:
-    """Compare every artifact with its manifest; return 1 if a damaged artifact is still there afterwards."""
+    """Compare every artifact with its manifest; return 1 if a damaged artifact remains."""
     cache = _open()
     checked, problems = len(cache.entries()), cache.verify()
     removed = {entry.digest for entry in cache.remove(entry for entry, _ in problems if args.remove)}
@@ -137,7 +138,7 @@ def execute_verify(args: Namespace) -> int:
 
 
 def execute_baselines(args: Namespace) -> int:
-    """List the cached times of references, most recently used first; or remove them."""
+    """List or remove the cached times of references. The most recently used times come first."""
     from flashinfer_bench.bench.runner.baseline_cache import BaselineCache
 
     cache = BaselineCache(cache_root(os.environ).resolve())

@@ -1,4 +1,4 @@
-"""`compare`: says whether B is faster than A, by how much, and with which confidence; can fail if B is slower."""
+"""`compare`: says whether B is faster than A, by how much, and with which confidence; can fail if B is too slow."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from flashinfer_bench.examine.compare.sides import Contender
 
 MEASURING: Final = ("budget", "devices", "config", "iterations", "num_trials", "sandbox")
-"""Flags that only a new measurement uses. They are refused with `--recorded`."""
+"""Flags for a new measurement. They are refused with `--recorded`."""
 OF_SOURCES: Final = ("definitions", "entry", "language")
-"""Flags about a source file or folder. They are refused unless A or B is a source file or folder."""
+"""Flags about a source file or folder. They are refused if neither A nor B is a source file or folder."""
 
 
 def declare_compare(parser: Parser) -> None:
@@ -98,7 +98,7 @@ def execute(args: argparse.Namespace) -> int:
     if not drafts:
         _refuse(args, OF_SOURCES, "neither side is a source file, or a folder without a manifest")
     for draft in drafts:
-        if named is not None:  # a draft needs a set
+        if named is not None:  # drafts need the definitions of a set
             describe_draft(draft, named.definitions, is_quiet=args.quiet)
     threshold = args.threshold or args.fail_if_slower or THRESHOLD
     if args.recorded:

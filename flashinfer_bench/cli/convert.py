@@ -1,4 +1,4 @@
-"""`convert`: writes a set of another layout or dialect in the standard layout, and reports what is lost."""
+"""`convert`: writes a set of another layout or dialect in the standard layout, and reports lost parts."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def declare_doctor(parser: Parser) -> None:
 
 
 def execute(args: Namespace) -> int:
-    """Examine the machine and print the findings; return 1 if something is broken."""
+    """Examine the machine, and print the findings. Return 1 if a part of the machine is broken."""
     from flashinfer_bench.bench.machine import discover_devices
     from flashinfer_bench.cli.tables import write_result
     from flashinfer_bench.examine.doctor import examination

@@ -1,4 +1,5 @@
-"""Solutions that a command names by a path. They join the set in memory, and its files if results are saved."""
+"""Solutions that a command names by a path. They join the set in memory. If results are saved, the solutions also join
+the set on disk."""
 
 from __future__ import annotations
 
@@ -21,11 +22,12 @@ def list_draft_paths(args: Namespace) -> list[Path]:
 
 
 def take_drafts(args: Namespace, trace_set: TraceSet) -> list[Draft]:
-    """Add the sources of a command line to the set in memory. In `args`, replace their paths by solution names.
+    """Add the sources of a command line to the set in memory. In `args`, solution names replace the paths of the
+    sources.
 
     Raises:
         UsageError: a flag for sources was given without a source.
-        DataSetError: a source cannot be read or understood, or has the name of another solution.
+        DataSetError: a source cannot be read or understood, or its name belongs to a solution of the set.
     """
     named = getattr(args, "solutions", ())
     paths = [
@@ -51,7 +53,7 @@ def take_drafts(args: Namespace, trace_set: TraceSet) -> list[Draft]:
 
 
 def read_hints(args: Namespace) -> DraftHints:
-    """Return a command's hints about a source, from its flags."""
+    """Return the hints about a source that the flags give."""
     definitions, authors = getattr(args, "definitions", []), getattr(args, "authors", [])
     return DraftHints(
         definition=definitions[0] if len(definitions) == 1 else None,
@@ -62,7 +64,7 @@ def read_hints(args: Namespace) -> DraftHints:
 
 
 def describe_draft(draft: Draft, definitions: Mapping[str, Definition], *, is_quiet: bool) -> None:
-    """Warn of each reason why an entry function cannot work. Unless quiet, also print the detected properties."""
+    """Warn of each reason why an entry function cannot work. Print the detected properties, except with `is_quiet`."""
     for line in check_entry(draft.solution, definitions[draft.solution.definition]):
         write_err(f"warning: {draft.path}: {line.removeprefix(f'{draft.path.name}: ')}")
     if not is_quiet:
@@ -70,7 +72,7 @@ def describe_draft(draft: Draft, definitions: Mapping[str, Definition], *, is_qu
 
 
 def save_draft(draft: Draft, trace_set: TraceSet) -> Path:
-    """Write the solution of a source below the root that receives its traces; return the file."""
+    """Write the solution of a source into the root that gets the solution's traces. Return the file."""
     solution = draft.solution
     root = trace_set.solution_root(solution.name) or Path()
     definition = trace_set.definitions[solution.definition]

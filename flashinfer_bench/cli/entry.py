@@ -1,7 +1,7 @@
 """Runs one command: parses the arguments, calls the command, and turns its errors into lines and an exit code.
 
-Only the module of the given command is imported. It declares its flags in `declare_<word>(parser)`. It imports the
-engine only when it is called, so that the help is fast. `args.argv` has the arguments as typed.
+Only the module of the given command is imported. The module declares flags in `declare_<word>(parser)`. The module
+imports the engine when the command runs, so that the help is fast. `args.argv` has the arguments as typed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ RUN: Final = "run"
 PERF: Final = "perf"
 """The command that parses its own arguments, because its flags depend on the routine."""
 NONE_STARTS: Final = {"-h", "--help", "--dry-run", "--watch", "--cluster"}
-"""With one of these flags, this process forks no session: no session is needed, or another process forks it."""
+"""With one of these flags, this process forks no session: none is needed, or another process forks the sessions."""
 COMPLETING: Final = "_ARGCOMPLETE"
 """Environment variable that a shell sets when it completes a command line."""
 COMMANDS: Final = {
@@ -60,7 +60,7 @@ COMMANDS: Final = {
     "mcp": "serve tools to a model, by the Model Context Protocol",
     PERF: "time FlashInfer's kernels",
 }
-"""Command → its line in the help. The help has the same order."""
+"""Command → line in the help. The help lists the commands in this order."""
 OTHER_FILES: Final = {
     "validate-render": "validate",
     "config": "settings",
@@ -69,7 +69,7 @@ OTHER_FILES: Final = {
     "top": "submit",
     PERF: "perf.flags",
 }
-"""Command → its module, if the module has another name."""
+"""Command → module, for commands whose module has a different name."""
 
 
 def run_command_line(argv: Sequence[str] | None = None) -> int:
@@ -83,7 +83,7 @@ def run_command_line(argv: Sequence[str] | None = None) -> int:
         return UsageError.exit_code
     code = _run(arguments, starts_ahead=argv is None)
     if argv is None:
-        gc.freeze()  # the process ends soon: a search for reference cycles among its imports would take 0.1 s
+        gc.freeze()  # the process ends soon; without this call, a search for reference cycles takes 0.1 s
     return code
 
 
@@ -123,7 +123,7 @@ def make_parser(argv: Sequence[str]) -> Parser:
 
 
 def complete() -> None:
-    """Print the completions of a shell's line; this ends the process."""
+    """Print the completions of a shell's line, and end the process."""
     import argcomplete
 
     words = os.environ.get("COMP_LINE", "").split()[1:]
@@ -162,13 +162,12 @@ def import_command(word: str) -> ModuleType:
 def _run(argv: Sequence[str], *, starts_ahead: bool) -> int:
     """Run a command. UsageError, faults and interrupts become lines without a traceback, and an exit code.
 
-    If sessions will be forked, the fork server is started first, because its import of torch takes longest. Meanwhile
-    this process imports its own modules, reads the set and plans. If no session is needed after all, the fork server
-    ends with this process.
+    If sessions will be forked, the fork server starts first, because importing torch takes longest. Meanwhile this
+    process imports other modules, reads the set and plans. A fork server that is not needed ends with this process.
     """
     try:
         try:
-            Path.cwd()  # without a working directory, paths and torch's libraries are not found
+            Path.cwd()  # relative paths and torch's libraries need a working directory
         except FileNotFoundError:
             raise UsageError("the working directory was removed; cd to another one first") from None
         if starts_ahead and argv[0] in (RUN, PERF) and not NONE_STARTS & {word.partition("=")[0] for word in argv}:

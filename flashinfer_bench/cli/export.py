@@ -46,7 +46,7 @@ def declare_export(parser: Parser) -> None:
 
 
 def execute_apply(args: Namespace) -> int:
-    """Write the folder, check it if asked, and print what was written, what was skipped, and why."""
+    """Write the folder, and check it with --check. Print the written and the skipped solutions, and the reasons."""
     if args.check:
         find_reader()
     trace_set = open_trace_set(args)

@@ -1,12 +1,13 @@
 """Output for GitHub Actions (`--github`): annotations, and the summary and outputs of a step.
 
-A line `::error file=F,line=N,title=T::TEXT` in a step's log is an annotation. `%` and line ends are written as `%` and
-two hexadecimal digits; in F and T, so are `:` and `,`. GitHub reads commands in each line of a log. So the output of
-our command, which has texts of authors, stands between `::stop-commands::TOKEN` and `::TOKEN::`; the token is random.
+A line `::error file=F,line=N,title=T::TEXT` in a step's log is an annotation. `%` and line ends are escaped as `%` and
+two hexadecimal digits. In F and T, `:` and `,` are escaped, too. GitHub reads commands in each line of a log. The
+output of our command has texts of authors. So this output is between `::stop-commands::TOKEN` and `::TOKEN::`, where
+the token is random.
 
-For each level, GitHub keeps the first ten annotations of a step. So the worst come first. The last line is a notice
-with the overall result. The summary is appended to the file that `GITHUB_STEP_SUMMARY` names, the step's output to the
-file that `GITHUB_OUTPUT` names.
+GitHub keeps the first ten annotations of each level in a step. So the worst annotations come first. The last line is a
+notice with the overall result. The summary is appended to the file in `GITHUB_STEP_SUMMARY`. The step's output is
+appended to the file in `GITHUB_OUTPUT`.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ LONGEST_TITLE: Final = 255
 LONGEST_TEXT: Final = 4000
 """Maximum characters of an annotation's text. The log has the whole text."""
 MOST_BYTES: Final = (1 << 20) - 1
-"""Maximum bytes of a step's summary. GitHub drops a larger summary completely."""
+"""Maximum bytes of a step's summary. GitHub drops a summary above this limit completely."""
 CUT: Final = b"\n\nThe summary is cut here, at GitHub's limit; the log has the rest.\n"
 IN_TEXTS: Final = str.maketrans({"%": "%25", "\r": "%0D", "\n": "%0A"})
 IN_PROPERTIES: Final = {**IN_TEXTS, ord(":"): "%3A", ord(","): "%2C"}
@@ -88,13 +89,13 @@ class GitHubReport:
 
 
 def run_on_github(args: Namespace) -> int:
-    """Run a command and write its result for GitHub, too; return its exit code.
+    """Run a command, write the result for GitHub, too, and return the exit code.
 
-    Annotations are written to stdout. If stdout gets a document instead of a table, they are written to stderr.
+    Annotations go to stdout with a table, and to stderr if stdout gets a document.
     """
     report, token = GitHubReport(), os.urandom(16).hex()
     args.github, code = report, 1
-    # One stream keeps the order of texts and tokens. GitHub may read two streams in another order.
+    # A single stream keeps the order of texts and tokens. GitHub may mix up the order of two streams.
     with contextlib.redirect_stderr(sys.stdout if args.format == "table" else sys.stderr):
         write_err(f"::stop-commands::{token}")
         try:
@@ -116,12 +117,11 @@ def run_on_github(args: Namespace) -> int:
 
 
 def find_source(solution: Solution | None, path: Path | None, reason: str) -> tuple[Path | None, int | None]:
-    """Return the source file and the line that a reason names; else the file of the solution, without a line.
-
-    Generated sources and files elsewhere do not count.
+    """Return the source file and the line that a reason names. A reason without a source of the user gives the file of
+    the solution, without a line.
 
     Args:
-        solution: the solution; None if it is unknown.
+        solution: the solution; None for an unknown solution.
         path: the solution's source file, folder of sources, or JSON file. The lines of a JSON file are not the lines of
             the sources.
         reason: a text whose last location, such as "main.py:3", counts.
@@ -146,7 +146,7 @@ def _escape(text: str, signs: dict[int, str] = IN_TEXTS) -> str:
 
 
 def _append(path: str, text: bytes) -> None:
-    """Append text to a file. If the file would become too large, the text is cut at a line."""
+    """Append text to a file. Cut the text at a line if the file would become too large."""
     with Path(path).open("ab") as file:
         room = max(MOST_BYTES - file.tell(), 0)
         cut = text[: max(room - len(CUT), 0)].rpartition(b"\n")[0] + CUT

@@ -1,4 +1,4 @@
-"""`list`: prints the definitions of a trace set with counts or evaluators; or its solutions, or its workloads."""
+"""`list`: prints definitions of a trace set with counts or evaluators, or prints solutions, or workloads."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TABLES: Final = {
     "solutions": {"Solution": "{name}", "Definition": "{definition}", "Author": "{author}", "Language": "{language}"},
     "workloads": {"Workload": "{uuid}", "Definition": "{definition}", "Axes": "{axes}"},
 }
-"""Each list → its table."""
+"""Name of a list → the table's columns."""
 
 
 def declare_list(parser: Parser) -> None:

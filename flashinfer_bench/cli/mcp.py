@@ -38,8 +38,8 @@ def execute(args: Namespace) -> int:
     roots = [str(root.resolve()) for root in open_trace_set(args).roots]
     if len(roots) > 1:
         raise UsageError(f"mcp serves one trace set, not {len(roots)}: {', '.join(roots)}")
-    os.environ[DATASET_VARIABLE] = roots[0]  # the tools read it
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # the SDK would first wait for a line of stdin
+    os.environ[DATASET_VARIABLE] = roots[0]  # the tools read this variable
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # without this, Ctrl-C takes effect only after a line on stdin
     if sys.stdin.isatty():
         write_err("mcp reads the messages of a program that hosts models on stdin; Ctrl-C ends it")
     serve_mcp(args.time_limit)

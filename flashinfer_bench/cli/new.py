@@ -1,4 +1,4 @@
-"""`new solution`, `new definition` and `new workload`: write files that already run, to be edited."""
+"""`new solution`, `new definition` and `new workload`: write files that already run, for the user to edit."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def execute_solution(args: Namespace) -> int:
     name = args.definition
     refuse_unknown(("definition", [name], trace_set.definitions))
     language = SupportedLanguages(args.language)
-    mark = "" if args.language == LANGUAGES[0] else f"_{language.value}"  # each language's solution has its own name
+    mark = "" if args.language == LANGUAGES[0] else f"_{language.value}"  # one name per language
     file = Path(args.output or f"my_{path_part(name)}{mark}{SUFFIXES[language]}")
     if file.suffix.lower() != SUFFIXES[language]:
         raise DataSetError(f"-o: a {language.value} source ends with {SUFFIXES[language]}, unlike {file}")
@@ -112,7 +112,7 @@ def execute_definition(args: Namespace) -> int:
     if args.reference is not None:
         plain, lines = _read_reference(args), []
     definition = _check(plain, Path(args.reference or root))
-    # Two definitions of one name are an error, even if their files are in different folders.
+    # Two definitions with the same name are an error, even in different folders.
     known = TraceSet.from_path(root).definition_files.get(definition.name) if root.is_dir() else None
     if known is not None:
         raise DataSetError(f"{root} has a definition {definition.name!r} already, in {known}; nothing was written")
@@ -164,7 +164,7 @@ def _ask(missing: str) -> str:
 
 
 def _check(plain: dict[str, Any], file: Path) -> Definition:
-    """Return the definition; if it is wrong, raise DataSetError with all reasons."""
+    """Return the definition; raise DataSetError with all reasons if it is wrong."""
     issues: list[LoadIssue] = []
     definition = parse_raw(Definition, plain, Location(file), issues)
     if definition is None:
@@ -173,7 +173,7 @@ def _check(plain: dict[str, Any], file: Path) -> Definition:
 
 
 def _write(args: Namespace, texts: dict[Output, str], following: list[str]) -> None:
-    """Write new files, refusing existing ones; print their names and the next command."""
+    """Write new files, and print their names and the next command. Existing files are refused."""
     if there := [str(output.path) for output in texts if os.path.lexists(output.path)]:
         raise DataSetError(f"{', '.join(there)} is there already; nothing was written")
     for output, text in texts.items():

@@ -35,7 +35,7 @@ class StoredInput(NamedTuple):
 
 
 def add_workloads(args: Namespace) -> tuple[list[str], list[str]]:
-    """Append the workloads of the arguments to the set; return the written files, and the uuids.
+    """Append the workloads that the arguments describe to the set. Return the written files, and the uuids.
 
     Raises:
         UsageError: a flag does not fit the definition or a file.
@@ -78,8 +78,8 @@ def add_workloads(args: Namespace) -> tuple[list[str], list[str]]:
 
 
 def _named(workload: Workload, taken: set[str]) -> Workload:
-    """Return a workload with its sizes as the uuid, such as rows64. If this uuid is taken, return the workload
-    unchanged."""
+    """Return a workload whose uuid lists the sizes, such as rows64. Return the workload unchanged if this uuid is
+    taken."""
     label = "_".join(f"{axis}{size}" for axis, size in workload.axes.items())
     return workload if label in ("", *taken) else workload.model_copy(update={"uuid": label})
 
@@ -112,8 +112,8 @@ def _number(text: str) -> float | bool | None:
 
 
 def _find_stored(name: str, text: str) -> StoredInput:
-    """Return the tensor that FILE or FILE:KEY names. Without KEY, return the tensor with the input's name, else the
-    only tensor."""
+    """Return the tensor that FILE or FILE:KEY names. FILE alone means the tensor with the input's name, else the only
+    tensor."""
     path, _, key = text.rpartition(":")
     if not path or Path(text).exists():
         path, key = text, ""
@@ -129,7 +129,7 @@ def _find_stored(name: str, text: str) -> StoredInput:
 
 
 def _sizes_of_files(definition: Definition, stored: dict[str, StoredInput]) -> dict[str, Sequence[int]]:
-    """Return the sizes of the stored inputs' var axes, from the files."""
+    """Return the sizes of var axes that follow from the files of stored inputs."""
     sizes: dict[str, Sequence[int]] = {}
     for name, one in stored.items():
         shape = one.tensors[one.key][0]
@@ -139,10 +139,10 @@ def _sizes_of_files(definition: Definition, stored: dict[str, StoredInput]) -> d
 
 
 def _find_blob(root: Path, definition: Definition, file: Path) -> tuple[Path, bytes]:
-    """Return the blob path of a file, relative to the root, and its content. For a file outside the root, return the
-    path for a new copy."""
+    """Return the blob path of a file, relative to the root, and the file's content. A file outside the root gets the
+    path of a new copy."""
     content, whole, folder = file.read_bytes(), file.resolve(), root.resolve()
     if whole.is_relative_to(folder):
         return whole.relative_to(folder), content
-    name = f"{file.stem}_{sha256(content).hexdigest()[:8]}"  # other files may have the same stem
+    name = f"{file.stem}_{sha256(content).hexdigest()[:8]}"  # files in different folders may have the same stem
     return blob_path(Path(), op_type=definition.op_type, definition=definition.name, uuid=name), content

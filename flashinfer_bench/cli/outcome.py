@@ -1,7 +1,7 @@
 """Renders a run as text and as JSON: the plan before the run, and the verdicts, faults and exit code after it.
 
-`run` and `submit` print these. `RunOutcome` stores the events of a run and derives all numbers from them on request.
-Documents have a version. `verdicts.py` has the tables of verdicts.
+`run` and `submit` print both forms. `RunOutcome` stores the events of a run, and computes numbers from the events on
+request. JSON documents have a version. `verdicts.py` has the tables of verdicts.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ LOST: Final = {
     "left_out": "Not judged",
     "not_confirmed": "Not confirmed (--resume tries again)",
 }
-"""Kind of jobs without a verdict, as in the document → its title in the text."""
+"""Kind of jobs without a verdict, as in the document → title of the kind in the text."""
 STOPPED: Final = "an earlier job did not pass (--fail-fast)"
 FEW_SOLUTIONS, FEW_WORKLOADS = 8, 12
 """A run prints its times by workload if it has at most this many solutions and workloads."""
@@ -85,7 +85,7 @@ PLAN_TABLE: Final = {
 }
 JobNames = tuple[str, str | None, str]
 NAMES: Final = ("definition", "solution", "workload")
-"""Keys of the names of a job in a document."""
+"""Keys in a document for the names of a job."""
 
 
 @dataclass
@@ -96,7 +96,7 @@ class RunOutcome:
     recorded: list[Trace] = field(default_factory=list)
     """Recorded verdicts of the jobs that a resumed run skipped."""
     judged: dict[JobNames, JobFinished] = field(default_factory=dict)
-    """Names of a job → its verdict. The verdict of a confirmation replaces the first verdict."""
+    """Names of a job → verdict. The verdict of a confirmation replaces the first verdict."""
     faults: list[JobFaulted] = field(default_factory=list)
     """Jobs without a verdict."""
     unconfirmed: list[JobFaulted] = field(default_factory=list)
@@ -112,14 +112,14 @@ class RunOutcome:
     """With --watch: the change since the previous save that passed."""
 
     def stop(self) -> None:
-        """Mark the run as stopped by a failure, and its open jobs as not judged."""
+        """Mark the run as stopped by a failure, and mark open jobs as not judged."""
         self.is_stopped = True
         ended = {*self.judged, *(names_of_job(fault.job) for fault in self.faults)}
         left = [job for job in self.plan.jobs if names_of_job(job) not in ended]
         self.faults += [JobFaulted(job, STOPPED, is_left_out=True) for job in left]
 
     def observe(self, event: Event) -> None:
-        """Store the parts of an event that the result needs."""
+        """Store an event that the result needs."""
         if isinstance(event, RunStarted):
             self.devices = event.devices
         elif isinstance(event, JobFinished):
@@ -134,12 +134,12 @@ class RunOutcome:
 
     @property
     def traces(self) -> list[Trace]:
-        """All verdicts that count: the recorded verdicts of skipped jobs, then the verdicts of this run."""
+        """All verdicts of the result: the recorded verdicts of skipped jobs, then the verdicts of this run."""
         return [*self.resumed, *(event.trace for event in self.judged.values())]
 
     @property
     def have_all_passed(self) -> bool:
-        """Whether there are verdicts, and all of them passed."""
+        """Whether all verdicts passed; False without verdicts."""
         traces = self.traces
         return bool(traces) and all(trace.is_successful() for trace in traces)
 
@@ -160,11 +160,11 @@ class RunOutcome:
         return {"faults": faults, "left_out": left_out, "not_confirmed": self.unconfirmed}
 
     def exit_code(self, *, require_passed: bool, allow_broken: bool = False) -> int:
-        """Return 130 if interrupted. Return 1 if --fail-fast ended the run, if a job has no verdict, or if a requested
-        part of the set is broken; else 0.
+        """Return 130 after an interrupt. Return 1 if --fail-fast ended the run, if a job has no verdict, or if a
+        requested part of the set is broken. Otherwise return 0.
 
-        If passing is required, return 1 also if a job did not pass, or if there is no verdict. If broken data is
-        allowed and present, the data and jobs without a verdict do not count as failures.
+        With `require_passed`, also return 1 if a job did not pass, or if there is no verdict. With `allow_broken`,
+        broken data is no failure. If there is broken data, jobs without a verdict are no failures either.
         """
         if self.is_interrupted:
             return INTERRUPTED
@@ -174,7 +174,7 @@ class RunOutcome:
         return FAILED if has_faults or (require_passed and not self.have_all_passed) else RAN
 
     def expected(self) -> dict[PairKey, dict[str, float]]:
-        """Return the workloads on which each solution should have a verdict, with their weights."""
+        """Return (definition, solution) → uuid → weight of the workloads that need a verdict."""
         found: defaultdict[PairKey, dict[str, float]] = defaultdict(dict)
         for job in self.plan.jobs:
             found[job.definition.name, job.solution.name][job.workload.uuid] = job.workload.weight
@@ -187,7 +187,7 @@ class RunOutcome:
         return name_jobs([*self.plan.jobs, *self.traces])
 
     def files(self, trace_set: TraceSet) -> list[str]:
-        """Return the files of a set to which the traces of this run were written."""
+        """Return the files of a set that got the traces of this run."""
         pairs = dict.fromkeys((definition, solution or "") for definition, solution, _ in self.judged)
         files = dict.fromkeys(find_trace_file(trace_set, *pair) for pair in pairs)
         return [str(file) for file in files if file is not None]
@@ -199,7 +199,7 @@ def render_plan(plan: Plan, machine: Machine) -> str:
 
 
 def describe_plan(plan: Plan, machine: Machine) -> list[str]:
-    """Return lines for the number of jobs, their devices, and the skipped and repeated jobs of a resumed run."""
+    """Return lines for the number of jobs, the devices, and the skipped and repeated jobs of a resumed run."""
     rows = plan.rows()
     of = f"{count(len({row.definition for row in rows}), 'definition')}, {count(len(rows), 'solution')}"
     devices = ", ".join(f"{device.label} ({device.name})" for device in machine.devices)
@@ -242,7 +242,7 @@ def render_outcome(outcome: RunOutcome) -> str:
             f"baseline: cached for {of}, by an earlier run on this GPU; --fresh-baselines times every reference"
         )
     best = [row.standing for row in best_by_workload(traces) if row.standing in (CONFIRMED, NOT_CONFIRMED)]
-    if best:  # winners on a CPU are not confirmed
+    if best:  # the best results on a CPU cannot be confirmed
         confirmed = f"{best.count(CONFIRMED)} of {count(len(best), 'workload')}"
         notes.append(f"the best is confirmed at full assurance on {confirmed}")
     notes += describe_compiled(traces)
@@ -264,7 +264,7 @@ def render_outcome(outcome: RunOutcome) -> str:
 
 
 def describe_compiled(traces: Iterable[Trace]) -> list[str]:
-    """Return a line on the references under torch.compile, if any was requested."""
+    """Return a line about references under torch.compile; empty if none was requested."""
     timed = [item for item in list_results(None, traces) if item.is_passed and item.reported.baseline_compile.mode]
     if not timed:
         return []
@@ -286,15 +286,15 @@ def annotate_outcome(
     files: Mapping[str, Path],
     args: Namespace,
 ) -> None:
-    """Add a run to a report for GitHub. A problem that makes the exit code 1 is an error, any further problem a
-    warning.
+    """Add a run to a report for GitHub. A problem that makes the exit code 1 becomes an error. All remaining problems
+    become warnings.
 
     Args:
         report: the report.
         outcome: the run.
         issues: broken parts of the requested set.
         trace_set: the set that was judged.
-        files: name of a solution → its source file, its folder of sources, or its JSON file.
+        files: name of a solution → source file, folder of sources, or JSON file.
         args: the arguments of the command.
     """
     failed: Level = "error" if args.require_passed or outcome.is_stopped else "warning"
@@ -328,7 +328,7 @@ def _render_times(outcome: RunOutcome, names: Names) -> str:
 
 
 def outcome_document(outcome: RunOutcome, trace_set: TraceSet | None) -> dict[str, Any]:
-    """Return the outcome as JSON-able values. If a set is given, include the files to which the traces were written."""
+    """Return the outcome as JSON-able values. With a set, include the files that got the traces."""
     return {
         "version": FORMAT_VERSION,
         "plan": _plan_counts(outcome.plan),
@@ -363,7 +363,7 @@ def find_trace_file(trace_set: TraceSet, definition: str, solution: str) -> Path
 
 
 def names_of_job(job: Job) -> JobNames:
-    """Return the names of definition and solution, and the workload's uuid."""
+    """Return the definition's name, the solution's name, and the workload's uuid."""
     return job.definition.name, job.solution.name, job.workload.uuid
 
 
@@ -399,7 +399,7 @@ def _source_of_baseline(trace: Trace) -> str | None:
 
 
 def _verdict(trace: Trace) -> dict[str, Any]:
-    """Return a verdict as JSON-able values. Numbers that a failure does not have are None."""
+    """Return a verdict as JSON-able values. Missing numbers of a failure are None."""
     names: dict[str, Any] = dict(zip(NAMES, names_of(trace), strict=True))
     evaluation = trace.evaluation
     if evaluation is None:

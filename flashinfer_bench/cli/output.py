@@ -1,9 +1,9 @@
-"""The two streams of the command line, its exit codes, its log, and Ctrl-C.
+"""The output streams, exit codes, log, and Ctrl-C of the command line.
 
 Results go to stdout, everything else to stderr.
 
 A reader that closes a pipe early (`| head`) causes no error. A stream that was closed before the start (`>&-`) causes
-no error. If stderr cannot be written, the command continues without it. If stdout cannot be written, that is a fault.
+no error. If stderr cannot be written, the command continues without it. A failed write to stdout is a Fault.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ INTERRUPTED: Final = 130
 LEVELS: Final = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 USUAL_LEVEL: Final = "WARNING"
 HANDLER: Final = logging.StreamHandler()
-"""The handler of the log. It is not added if the caller of `cli()` has already added a handler."""
+"""The handler of the log. A handler that the caller of `cli()` has added replaces this handler."""
 
 
 def write_out(text: str) -> None:
     """Write a result to stdout. On a terminal, control characters are shown as escapes.
 
     Raises:
-        Fault: it cannot be written, for example on a full disk.
+        Fault: the result cannot be written, for example on a full disk.
     """
     reason = _write(sys.stdout, _show_lines(text) if sys.stdout.isatty() else text)
     if reason is not None:
@@ -46,7 +46,7 @@ def write_out(text: str) -> None:
 
 
 def write_styled(text: str) -> None:
-    """Write text to a terminal as it is. Its only control characters are the program's own colours."""
+    """Write text to a terminal unchanged. The text may have no control characters except the program's colours."""
     _write(sys.stdout, text)
 
 
@@ -69,10 +69,10 @@ def write_problems(message: str) -> None:
 
 
 def open_streams() -> None:
-    """Redirect streams that were closed before the start to os.devnull. Otherwise the next opened file would become
+    """Redirect streams that were closed before the start to os.devnull. Without this, the next opened file would become
     stdout.
 
-    A character that the terminal cannot show is written as a question mark.
+    Question marks replace characters that the terminal cannot show.
     """
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
@@ -82,11 +82,11 @@ def open_streams() -> None:
 
 
 def start_log(argv: Sequence[str]) -> None:
-    """Send the package's log to stderr from the level of `--log-level` on. A wrong level is reported later."""
+    """Send the package's log to stderr, from `--log-level` upward. The parser reports a wrong level later."""
     named = re.findall(rf"--log[-_]level[ =]({'|'.join(LEVELS)})\b", " ".join(argv), re.IGNORECASE)
     logger = logging.getLogger("flashinfer_bench")
     logger.setLevel(named[-1].upper() if named else USUAL_LEVEL)
-    HANDLER.stream = sys.stderr  # stderr may differ from that of an earlier command in this process
+    HANDLER.stream = sys.stderr  # an earlier command in this process may have had another stderr
     if not logger.handlers:
         HANDLER.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
         logger.addHandler(HANDLER)
@@ -94,13 +94,13 @@ def start_log(argv: Sequence[str]) -> None:
 
 @contextlib.contextmanager
 def one_interrupt() -> Iterator[None]:
-    """Raise KeyboardInterrupt at the first Ctrl-C or SIGTERM only. A second signal cannot stop the clean-up."""
+    """Raise KeyboardInterrupt only at the first Ctrl-C or SIGTERM, so that a second signal cannot stop the clean-up."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def wait(*_: object) -> None:
-        os.write(2, b"stopping: waiting for the processes of this run to end\n")  # not sys.stderr: it may be locked
+        os.write(2, b"stopping: waiting for the processes of this run to end\n")  # sys.stderr may be locked
 
     def interrupt(*_: object) -> None:
         for number in before:
@@ -116,17 +116,17 @@ def one_interrupt() -> Iterator[None]:
 
 
 def _show_lines(text: str) -> str:
-    """Return text with control characters escaped, except line ends."""
+    """Return text with escapes instead of control characters, except line ends."""
     return "\n".join(map(to_printable, text.split("\n")))
 
 
 def _write(stream: TextIO, text: str) -> str | None:
-    """Write and flush. Return the reason of a failure; None if the reader has closed the pipe."""
+    """Write and flush. Return the reason of a failure; None for success, and for a pipe that the reader has closed."""
     try:
         stream.write(text)
         stream.flush()
     except OSError as error:
-        # Buffered text would raise again when Python closes the stream.
+        # Otherwise the buffered text would raise again when Python closes the stream.
         with Path(os.devnull).open("w", encoding="utf-8") as nowhere, contextlib.suppress(OSError):
             os.dup2(nowhere.fileno(), stream.fileno())
         return None if isinstance(error, BrokenPipeError) else error.strerror or str(error)

@@ -61,7 +61,7 @@ def declare_unpack(parser: Parser) -> None:
 
 
 def execute_pack(args: Namespace) -> int:
-    """Read the folder, check it against its definition, and write the solution file."""
+    """Read the folder, check the solution against its definition, and write the solution file."""
     folder = Path(args.dir)
     solution, warnings = pack_folder(folder)
     write_err(*map(str, warnings))
@@ -96,7 +96,7 @@ def execute_unpack(args: Namespace) -> int:
 
 
 def _is_of(solution: Solution, file: Path) -> bool:
-    """Return whether a file is an earlier version of a solution."""
+    """Return whether a file has an earlier version of a solution."""
     try:
         return load_json_file(Solution, file).name == solution.name
     except DataSetError:

@@ -1,8 +1,8 @@
 """The argument parser of all commands, the kinds of values, and the flags that several commands share.
 
-For a wrong argument the parser raises UsageError: one line with the nearest known word. A command declares its own
-flags, usually by `add_flags`. `settings.py` makes flags of the fields of the configuration. `entry.py` lists the
-commands.
+The parser raises UsageError for a wrong argument. The message is one line with the nearest known word. A command
+declares its own flags, usually by `add_flags`. `settings.py` makes flags from the fields of the configuration.
+`entry.py` lists the commands.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ LOCATIONS: Final = {
     "authors": "solutions/*",
     "workloads": "workloads/**/*.jsonl",
 }
-"""Kind of names → pattern of the paths in a set that end with such a name. Workloads have uuids, which stand inside the
-files."""
+"""Kind of names → pattern of paths in a set. A path ends with a name of the kind. Workloads are an exception: uuids are
+inside the files."""
 MOST_SHARE: Final = 10.0
-"""Largest share that a flag takes: 1000 %."""
+"""Largest share that a flag accepts: 1000 %."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -81,7 +81,8 @@ class Parser(argparse.ArgumentParser):
             add_log_level(self)
 
     def add_command(self, word: str, text: str, *, add_help: bool = True, **described: Any) -> Parser:
-        """Add a sub-command: its word, its line in the list of commands, and arguments for `describe`, if any."""
+        """Add a sub-command by its word and its line in the list of commands. `described` has the arguments for
+        `describe`."""
         if self._commands is None:
             self._commands = self.add_subparsers(metavar="COMMAND", parser_class=Parser, title="commands")
         added = self._commands.add_parser(word, help=text, add_help=add_help)
@@ -136,7 +137,7 @@ def whole_number(text: str) -> int:
 
 
 def number(text: str) -> float:
-    """Parse the value of a number flag, which must be finite. A whole number becomes an int."""
+    """Parse the value of a number flag. The number must be finite. A whole number becomes an int."""
     try:
         value = float(text)
     except ValueError:
@@ -147,7 +148,7 @@ def number(text: str) -> float:
 
 
 def share(text: str) -> float:
-    """Parse a share: "2%" or "0.02". A number of 1 or more without % is refused, because it may be a percentage."""
+    """Parse a share: "2%" or "0.02". A number of 1 or more needs the sign %, because the user may mean a percentage."""
     value = number(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
     if not 0 < value <= MOST_SHARE or (value >= 1 and not text.endswith("%")):
         raise argparse.ArgumentTypeError(f"needs a share such as 2% or 0.02, not {text!r}")
@@ -155,19 +156,19 @@ def share(text: str) -> float:
 
 
 KINDS: Final[Mapping[str, Callable[[str], Any]]] = {"N": whole_number, "F": number, "X": share}
-"""Placeholder of a value → the function that parses it."""
+"""Placeholder of a value → the function that parses the value."""
 
 
 def add_flags(parser: argparse._ActionsContainer, flags: Mapping[str, str], **defaults: Any) -> None:
-    """Add flags and arguments, each by its syntax and its help.
+    """Add flags and arguments, given as syntax → help.
 
     `--output DIR` and `-o --output FILE` take a text, `--quick` is a switch, `FILE` is an argument. The placeholder of
     a value decides its kind: N a whole number, F a number, X a share, `a|b` a choice, `NAME...` one or more names.
 
     Args:
         parser: the parser, or one of its groups.
-        flags: syntax of a flag → its help.
-        defaults: field of the parsed arguments → its value if the flag is not given.
+        flags: syntax of a flag → help.
+        defaults: field of the parsed arguments → value if the flag is missing.
     """
     for written, text in flags.items():
         words = written.split()
@@ -190,7 +191,7 @@ def add_flags(parser: argparse._ActionsContainer, flags: Mapping[str, str], **de
 
 
 def add_log_level(parser: argparse._ActionsContainer, *spellings: str) -> None:
-    """Add the flag of the log's level. `spellings` are further names of the flag."""
+    """Add the flag for the log's level. `spellings` are additional names of the flag."""
 
     text = f"log from this level on: {', '.join(LEVELS)}; DEBUG shows tracebacks, too (default: {USUAL_LEVEL})"
     parser.add_argument(
@@ -199,7 +200,8 @@ def add_log_level(parser: argparse._ActionsContainer, *spellings: str) -> None:
 
 
 def add_local(parser: Parser, text: str = LOCAL_HELP, flags: Sequence[str] = ("--local",)) -> None:
-    """Add the flag that names trace sets. Their folders can also be given as arguments, without the flag."""
+    """Add the flag that names the folders of trace sets. Users can also give the folders as arguments, without the
+    flag."""
     parser.add_argument(*flags, action="append", metavar="PATH", help=text)
     parser.set_defaults(takes_sets=True)
 
@@ -215,7 +217,7 @@ def add_format(parser: argparse._ActionsContainer, *others: str) -> None:
 
 
 def add_table(parser: argparse._ActionsContainer) -> None:
-    """Add the flags of a table: its format, order, rows and columns."""
+    """Add the flags for the format, order, rows and columns of a table."""
     add_format(parser)
     flags = {
         "--sort COLUMN": "sort by a column: the shortest time, the largest number or the first name leads",
@@ -232,7 +234,7 @@ def add_sandbox(parser: argparse._ActionsContainer, *, default: str) -> None:
 
 
 def add_names(parser: argparse._ActionsContainer, flag: str, text: str = "", **more: Any) -> None:
-    """Add a flag that takes names. If it is not given, the parsed arguments do not have it."""
+    """Add a flag that takes names. Without the flag, the parsed arguments lack the field."""
     kind = flag[2:].replace("-", "_")
     flags = [flag, flag.removesuffix("s")] if kind in NAMED else [flag]
     free = [one for one in flags if one not in parser._option_string_actions]
@@ -241,18 +243,18 @@ def add_names(parser: argparse._ActionsContainer, flag: str, text: str = "", **m
 
 
 def complete_with(kind: str, action: argparse.Action) -> None:
-    """Let a shell complete an argument with the names of a kind."""
+    """Make shells complete an argument with the names of a kind."""
     action.completer = lambda **_: sorted(complete_names(kind))  # type: ignore[attr-defined]
 
 
 def add_filters(parser: argparse._ActionsContainer, *others: str) -> None:
-    """Add the flags that choose definitions and solutions by name, and others of `NAMED`."""
+    """Add the flags that choose definitions and solutions by name, and the flags `others` of `NAMED`."""
     for kind in ("definitions", "op-types", "solutions", "authors", *others):
         add_names(parser, f"--{kind}")
 
 
 def complete_names(kind: str) -> Iterator[str]:
-    """Yield the names of a kind in the sets of a shell's line, for completion. Only uuids are read from files."""
+    """Yield the names of a kind in the sets of a shell's line, for completion. Files are read only for uuids."""
     words = [*os.environ.get("COMP_LINE", "").split(), os.environ.get("FIB_DATASET_PATH", "")]
     for root in (Path(word).expanduser() for word in words if word and kind in LOCATIONS):
         for path in root.glob(LOCATIONS[kind]):
@@ -271,7 +273,7 @@ def describe_unknown_arguments(rest: Sequence[str], parser: Parser) -> list[str]
 
 
 def typed_program() -> list[str]:
-    """Return how this program was started: by name, by path, or as a script or module of an interpreter."""
+    """Return the words that started this program: its name, its path, or an interpreter with a script or module."""
     script = Path(sys.argv[0])
     if script.name == PROGRAM:
         return [PROGRAM if shutil.which(PROGRAM) == str(script.absolute()) else sys.argv[0]]

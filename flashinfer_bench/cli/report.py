@@ -95,7 +95,7 @@ NONE_PASSED = (
 NONE_RANKED: Final = "note: there is no whole verdict to rank; quick looks do not count"
 JSON_FORMATS: Final = (*TRACKERS, KERNELBENCH)
 SPARED: Final = ("#fast_1.5", "#fast_2", "#fast_1", "#Wins", "#Roofline")
-"""Columns that are dropped in this order while a table is too wide. JSON and the pages have all columns."""
+"""Columns to drop, in this order, while a table is too wide. JSON and the pages have all columns."""
 AUTHOR_NOTES: Final = (
     "of fastest: mean over all definitions of the lowest latency of anybody over the author's, 0 for what it did not "
     "pass; no baseline can inflate it, so it ranks",
@@ -297,7 +297,7 @@ def declare_merge(parser: Parser) -> None:
 
 
 def execute_summary(args: Namespace) -> int:
-    """Print one row per solution with traces, or one row for each author, op type or kind of hardware."""
+    """Print a row for each solution with traces, or for each author, op type or kind of hardware."""
     if args.baseline_author is not None and args.by not in ("solution", "author"):
         raise UsageError("--baseline-author needs --by solution or --by author")
     trace_set, against = _open_against(args)
@@ -316,7 +316,8 @@ def execute_summary(args: Namespace) -> int:
 
 
 def execute_best(args: Namespace) -> int:
-    """Print the best passing solution of each workload or definition, or the number of best solutions in each group."""
+    """Print the best passing solution of each workload or definition. With a group in --by, print the number of best
+    solutions in each group."""
     trace_set, against = _open_against(args)
     traces = choose_traces(trace_set, args)
     groups = [word for word in GROUP_KEYS if word in args.by]
@@ -385,7 +386,7 @@ def execute_history(args: Namespace) -> int:
 
 
 def execute_diff(args: Namespace) -> int:
-    """Print the number of jobs of each decision, then a row for each changed job."""
+    """Print decision → number of jobs, then a row for each changed job."""
     found = list[list[Result]]()
     for folder in map(Path, (args.old, args.new)):
         trace_set = TraceSet.from_path(folder)
@@ -409,11 +410,11 @@ def execute_diff(args: Namespace) -> int:
 
 
 def _open_against(args: Namespace) -> tuple[TraceSet, str]:
-    """Return the trace set with the baseline author of the arguments, and the baseline in words."""
+    """Return the trace set with the baseline author set, and a description of the baseline."""
     trace_set, author = open_trace_set(args), args.baseline_author
     if author is None:
         return trace_set, "the reference"
-    if getattr(args, "by", None) != "author":  # `rank_by_author` checks and uses it
+    if getattr(args, "by", None) != "author":  # `rank_by_author` checks and uses the author
         known = sorted({solution.author for solution in trace_set.all_solutions()})
         if author not in known:
             raise UsageError(f"--baseline-author: {author!r} has no solution; authors: {', '.join(known) or 'none'}")
@@ -422,7 +423,7 @@ def _open_against(args: Namespace) -> tuple[TraceSet, str]:
 
 
 def _summarise(args: Namespace, trace_set: TraceSet, traces: Sequence[AnyTrace]) -> list[SummaryRow]:
-    """Return the rows. The expected workloads are those that the arguments select."""
+    """Return the rows. The arguments select the expected workloads."""
     pairs = {(trace.definition, trace.solution or "") for trace in traces if trace.evaluation is not None}
     weights = {name: weights_of(_choose_lines(args, trace_set.workloads.get(name, []))) for name, _ in pairs}
     return summarise(traces, {pair: weights[pair[0]] for pair in pairs}, trace_set)
@@ -470,7 +471,7 @@ def _show(
     head: str = "",
     **document: Any,
 ) -> int:
-    """Print a table of verdicts. If only CPUs judged, a line above it says so."""
+    """Print a table of verdicts. If only CPUs judged, a line above the table says so."""
     head += head_of(getattr(row, "standing", "") for row in rows)
     return show_rows(args, rows, lambda: head + render(rows, pick=partial(choose_columns, args)), nothing, **document)
 
@@ -480,7 +481,7 @@ def execute_html(args: Namespace) -> int:
     missing = [name for name in ("jinja2", "pygments") if find_spec(name) is None]
     if missing:
         raise ConfigError(f"this needs {' and '.join(missing)}: {install_hint('html')}")
-    from flashinfer_bench.report.pages.site import write_site  # its libraries are optional
+    from flashinfer_bench.report.pages.site import write_site  # imports optional libraries
 
     trace_set = open_trace_set(args)
     traces = choose_traces(trace_set, args)
@@ -534,8 +535,8 @@ def execute_export(args: Namespace) -> int:
 
 
 def execute_merge(args: Namespace) -> int:
-    """Write the sets as one set; return 1 if a part of them could not be read."""
-    from flashinfer_bench.bench.tolerances import merge_tolerances  # this import takes 0.1 s, and tables do not need it
+    """Write the sets as one set; return 1 if a part of a set was not carried over."""
+    from flashinfer_bench.bench.tolerances import merge_tolerances  # takes 0.1 s, and tables do not need this import
     from flashinfer_bench.data.sets.merge import merge_sets
 
     parts = [TraceSet.from_path(folder) for folder in named_folders(args)]

@@ -1,4 +1,5 @@
-"""`repro`: judges a job once more, and writes the deciding call to files, with a script that shows the failure."""
+"""`repro`: judges a job again. The call that decided the verdict is written to files, with a script that shows the
+failure."""
 
 from __future__ import annotations
 
@@ -96,7 +97,7 @@ def execute(args: Namespace) -> int:
 
 
 def _read_recorded(args: Namespace) -> list[Trace]:
-    """Return a list with the recorded job of the arguments; empty if they name a solution and a workload.
+    """Return a list with the recorded job of the arguments; empty if the arguments name a solution and a workload.
 
     Raises:
         UsageError: the arguments are neither a recorded job, nor a solution and a workload.

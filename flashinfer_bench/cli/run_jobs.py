@@ -1,7 +1,7 @@
 """Runs the jobs of `run`: plans them, shows progress, prints the result. `Benchmark` judges and times.
 
-Progress on a terminal is a display that is redrawn; elsewhere it is one line per finished job. With --watch, all jobs
-run again after each save, in the same sessions.
+Progress is a redrawn display on a terminal, and one line per finished job elsewhere. With --watch, all jobs run again
+after each save, in the same sessions.
 """
 
 from __future__ import annotations
@@ -84,15 +84,16 @@ POLL_EVERY_S: Final = 0.05
 Stamp = dict[str, tuple[int, int]]
 """Path → time of the last change, and size."""
 Kept = list[benchmark.Benchmark] | None
-"""The engine whose sessions stay between saves; empty before the first run. None: each run starts its own engine."""
+"""A list with the engine whose sessions stay between saves; empty before the first run. None if each run starts its own
+engine."""
 
 
 class RunProgress:
     """Counts the events of a run, and shows them inside its `with` block.
 
     Args:
-        quiet: show no progress. The result lists the faults anyway.
-        names: the names of the workloads; a workload without a name is called by its uuid.
+        quiet: show no progress. The result still lists the faults.
+        names: the names of the workloads. A workload without a name is shown by its uuid.
     """
 
     def __init__(self, *, quiet: bool = False, names: Names | None = None) -> None:
@@ -100,10 +101,10 @@ class RunProgress:
         self.names = names or {}
         self._write: Callable[[str], None] = write_err
         self.statuses: Counter[str] = Counter()
-        """Number of ended jobs by status; `no verdict` for jobs that ended without a verdict."""
+        """Status → number of ended jobs. `no verdict` stands for jobs that ended without a verdict."""
         self.jobs = 0
         self.running: dict[str, Job] = {}
-        """Device label → its current job."""
+        """Device label → current job."""
         self._shown: set[str] = set()
         self._live: Progress | None = None
 
@@ -206,7 +207,7 @@ def plan_recorded(
     kept: Kept = None,
     **resumes: bool,
 ) -> tuple[benchmark.Benchmark, Plan]:
-    """Return an engine, and the plan of the recorded jobs. If none are given, plan the jobs that the flags choose."""
+    """Return an engine, and the plan of the recorded jobs. Without recorded jobs, the flags choose the jobs."""
     wanted = {names_of(trace) for trace in recorded}
     add_generated(trace_set, recorded)
     if wanted:
@@ -230,10 +231,10 @@ def plan_recorded(
 
 
 def refuse_other_evaluator(plan: Plan, recorded: Iterable[AnyTrace]) -> None:
-    """Refuse to judge a recorded job again by a built-in evaluator if the user's own evaluator judged it.
+    """Refuse to judge a recorded job again by a built-in evaluator if an external evaluator judged the job.
 
     Raises:
-        UsageError: the message names the flag that is missing.
+        UsageError: the message names the missing flag.
     """
     built_in = {names_of_job(job) for job in plan.jobs if OWN not in job.fingerprint.get("evaluator", "")}
     for trace in recorded:
@@ -248,7 +249,7 @@ def refuse_other_evaluator(plan: Plan, recorded: Iterable[AnyTrace]) -> None:
 def _judge(args: Namespace, trace_set: TraceSet, kept: Kept, history: SaveHistory | None = None) -> int:
     """Run the jobs that the flags ask for, or print the plan; return the exit code.
 
-    With a history of saves, the result has the change since the latest save that passed.
+    With a history, the result has the change since the latest save that passed.
     """
     drafts = take_drafts(args, trace_set)
     asked = _leave_out_unread(args, trace_set)
@@ -313,14 +314,14 @@ def _judge(args: Namespace, trace_set: TraceSet, kept: Kept, history: SaveHistor
     if args.github:
         files = trace_set.solution_files | {draft.solution.name: draft.path for draft in drafts}
         annotate_outcome(args.github, outcome, errors, trace_set, files, args)
-    is_kept = saves or not args.axis  # `repro` finds a generated workload only by its saved traces
+    is_kept = saves or not args.axis  # `repro` finds a generated workload only through saved traces
     if not args.quiet and is_kept and (hint := _hint_at_repro(args, outcome, drafts, trace_set if saves else None)):
         write_err(f"why: {hint}")
     return outcome.exit_code(require_passed=args.require_passed, allow_broken=args.allow_broken)
 
 
 def _describe_kept(draft: Draft, args: Namespace) -> str:
-    """Return the names under which a set keeps a draft, and the command that removes it."""
+    """Return the draft's names in the set, and the command that removes the draft."""
     solution = draft.solution
     removes = shlex.join([*typed_program(), "forget", solution.name, *_set_words(args)])
     return f"(solution {solution.name} of author {solution.author}; `{removes}` removes it)"
@@ -332,12 +333,12 @@ def _set_words(args: Namespace) -> list[str]:
 
 
 def _hint_at_repro(args: Namespace, outcome: RunOutcome, drafts: Sequence[Draft], trace_set: TraceSet | None) -> str:
-    """Return the command that writes the call of the first failure to files; empty if no call failed.
+    """Return the `repro` command for the first failure; empty if no call failed.
 
     Args:
-        drafts: the drafts of the run. If no set keeps the drafts, the command names their files.
-        trace_set: the set that keeps the results; None if no set does. With a set, the command names the line of the
-            trace.
+        drafts: the drafts of the run. Without a set, the command names the files of the drafts.
+        trace_set: the set with the saved results; None if nothing is saved. With a set, the command names the line of
+            the trace.
     """
     failed = next(
         (one for one in outcome.traces if one.evaluation and one.evaluation.status not in NO_FAILED_CALL), None
@@ -366,7 +367,7 @@ def _find_line(trace: Trace, trace_set: TraceSet | None) -> list[str]:
 
 
 def _leave_out_unread(args: Namespace, trace_set: TraceSet) -> Asked:
-    """Remove from the flags each name whose file cannot be read; return the names as given.
+    """Remove names from the flags if their files cannot be read. Return the names as given.
 
     Raises:
         Fault: no requested name remains.
@@ -386,7 +387,7 @@ def _leave_out_unread(args: Namespace, trace_set: TraceSet) -> Asked:
 
 
 def _find_issues(trace_set: TraceSet, plan: Plan) -> list[LoadIssue]:
-    """Return the errors of the references in a plan, and the problems of its stored inputs."""
+    """Return the errors of references, and the problems of stored inputs, for the jobs of a plan."""
     definitions = {job.definition.name: job.definition for job in plan.jobs}
     workloads = {(job.definition.name, job.workload.uuid): job.workload for job in plan.jobs}
     found = [one for one in find_reference_issues(trace_set, definitions.values()) if one.severity == "error"]
@@ -402,7 +403,7 @@ def _run(
     closes: bool,
     fail_fast: bool,
 ) -> None:
-    """Run the plan and store its events in the outcome. Close the engine at the end, unless its sessions stay.
+    """Run the plan and store its events in the outcome. Close the engine at the end if `closes`.
 
     With `fail_fast`, the first job that does not pass ends the run.
     """
@@ -438,8 +439,8 @@ def _is_failure(event: Event) -> bool:
 
 
 def _write_outcome(args: Namespace, outcome: RunOutcome, trace_set: TraceSet | None) -> None:
-    """Write the result to stdout. Write to stderr the files of saved traces, and how to continue."""
-    if args.format == "json":  # a resumed run can have 100,000 verdicts: make only the requested format
+    """Write the result to stdout. Write the files of saved traces, and the command that continues, to stderr."""
+    if args.format == "json":  # makes only the requested format, since a resumed run can have 100,000 verdicts
         write_json(outcome_document(outcome, trace_set))
     else:
         write_out(render_outcome(outcome))
@@ -460,18 +461,19 @@ def _write_outcome(args: Namespace, outcome: RunOutcome, trace_set: TraceSet | N
 
 
 def resume_command(program: Sequence[str], argv: Sequence[str]) -> str:
-    """Return the command that continues the run: the same one with --resume, and without --quick.
+    """Return the command that continues the run: the same command with --resume, and without --quick.
 
     A quick run cannot be resumed, so the continued run gives whole verdicts.
     """
-    if "--last-failed" in argv:  # the same command judges all failed jobs again
+    if "--last-failed" in argv:  # the same command judges failed jobs again
         return shlex.join([*program, *argv])
     kept = [word for word in argv if word not in ("--quick", "--resume")]
     return shlex.join([*program, *kept, "--resume"])
 
 
 def _watch(args: Namespace, kept: Kept) -> int:
-    """Judge after each save of a draft or of a file it depends on, until Ctrl-C; return the latest exit code."""
+    """Judge after each save of a draft, or of a file that affects verdicts, until Ctrl-C. Return the latest exit
+    code."""
     drafts, code = list_draft_paths(args), RAN
     beside = [root / name for root in named_folders(args) for name in (TOLERANCES_FILE, DEFINITIONS, WORKLOADS)]
     beside += [Path(args.config)] if args.config else []
@@ -500,7 +502,7 @@ def take_stamp(paths: Iterable[Path]) -> Stamp:
     stamp: Stamp = {}
     for path in paths:
         for file in walk_files(path, lambda *_: None, passes_over=is_passed_over) if path.is_dir() else [path]:
-            with suppress(OSError):  # an editor is replacing the file
+            with suppress(OSError):  # an editor may be replacing the file
                 stamp[str(file)] = (file.stat().st_mtime_ns, file.stat().st_size)
     return stamp
 
@@ -515,9 +517,9 @@ def wait_for_change(
 
     Args:
         drafts: the files and folders that the user edits.
-        beside: other files and folders that the verdict depends on. They need not exist.
+        beside: additional files and folders that affect verdicts. They need not exist.
         before: the stamps of the judged state.
-        sleep: waits for this many seconds.
+        sleep: takes seconds, and waits.
     """
     last = before
     while True:

@@ -21,9 +21,9 @@ class SaveChange(NamedTuple):
     since: str
     """Time of the earlier save: 14:02:11."""
     ratio: MeanRatio
-    """Geometric mean, over the workloads, of the new time divided by the old time."""
+    """Geometric mean over workloads of new time divided by old time."""
     decision: str
-    """"faster", "slower", "same", "cannot tell yet", or `UNCHANGED`, which decides nothing."""
+    """"faster", "slower", "same", "cannot tell yet", or `UNCHANGED` if the sources are equal."""
     standing: str
     """The standing of the new times."""
 
@@ -49,10 +49,10 @@ class SaveHistory:
         self._results: list[Result] = []
 
     def add(self, traces: Sequence[Trace], seconds: float) -> SaveChange | None:
-        """Store a save. Return its change from the previous save that passed; None if no time can be compared.
+        """Store a save. Return the change since the previous save that passed; None if no time can be compared.
 
         Args:
-            traces: a trace for each job of the save, all passed.
+            traces: a passed trace for each job of the save.
             seconds: time since the save.
         """
         before, since = self._results, self._moment

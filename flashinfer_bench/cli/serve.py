@@ -19,7 +19,7 @@ from flashinfer_bench.serve.limits import ServeLimits
 
 NEEDED: Final = ("fastapi", "uvicorn")
 MOST_JOBS: Final = 1_000_000
-"""Maximum number of open jobs of the engine. The server's own limits count tasks and are reached first."""
+"""Maximum number of open jobs of the engine. The server reaches its own limits of tasks first."""
 LIMITS: Final = {
     "open_tasks": ("--max-tasks", "most open tasks"),
     "open_tasks_each": ("--max-tasks-each", "most open tasks of one submitter"),
@@ -29,7 +29,7 @@ LIMITS: Final = {
     "drain_s": ("--drain", "seconds for running jobs to end after SIGTERM"),
     "keep_days": ("--keep-tasks", "days that a finished task is stored"),
 }
-"""Field of the limits → its flag and help."""
+"""Field of the limits → flag and help."""
 
 
 def declare_serve(parser: Parser) -> None:

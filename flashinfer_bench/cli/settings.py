@@ -1,7 +1,7 @@
-"""Settings of a command: their flags, their values and their origins.
+"""Settings of a command: flags, values and origins.
 
-A field of `BenchmarkConfig` becomes a flag with the field's name, kind and docstring. A flag that is not given
-overrides no setting. The fields check the given values. `config show` prints each setting with its origin.
+A field of `BenchmarkConfig` becomes a flag with the field's name, kind and docstring. Only given flags override
+settings. The fields check the values of flags. `config show` prints each setting with its origin.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from flashinfer_bench.data.store.layout import TOLERANCES_FILE
 from flashinfer_bench.errors import ConfigError, UsageError
 
 OTHER_NAMES: Final = {"timeout_seconds": "timeout", "cluster_address": "address"}
-"""Field → its flag, where their names differ."""
+"""Field → flag, for fields whose flags have a different name."""
 SETTING: Final = re.compile(rf"^(?:override: )?({'|'.join(BenchmarkConfig.model_fields)})(?=[:.])")
 """A setting at the beginning of an error message."""
 METAVARS: Final = {int: "N", float: "F"}
@@ -36,7 +36,7 @@ NOT_ABOUT_VERDICTS: Final = (*NAMED, "cluster", "cluster_address", "shared_blobs
 """Settings that choose jobs and devices."""
 CONFIG_FLAG: Final = {"--config FILE": "a YAML file instead of the bundled eval_config.yaml"}
 Settings = dict[str, dict[str, Any]]
-"""Setting → its value, and its origin."""
+"""Setting → value and origin."""
 
 
 class Subject(NamedTuple):
@@ -54,7 +54,7 @@ def flag_of(name: str) -> str:
 
 
 def add_setting(group: argparse._ActionsContainer, name: str, text: str = "") -> None:
-    """Add the flag of one field, with the command's own help if it has one."""
+    """Add the flag of one field. The help is `text`, else the field's description."""
     field = BenchmarkConfig.model_fields[name]
     text = text or " ".join((field.description or "").split()).removesuffix(".")
     text = (text[:1].lower() + text[1:]).replace("%", "%%")
@@ -90,7 +90,7 @@ def add_selection(parser: Parser) -> None:
 
 
 def read_config(args: argparse.Namespace) -> BenchmarkConfig:
-    """Read the command's configuration file, or the bundled file, and override it by the command's flags."""
+    """Read the command's configuration file, or the bundled file. The command's flags override the file."""
     overrides = given_overrides(args)
     with naming_flags(args):
         if args.config is not None:
@@ -99,16 +99,16 @@ def read_config(args: argparse.Namespace) -> BenchmarkConfig:
 
 
 def given_overrides(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the configuration fields that flags gave, and no others."""
+    """Return the configuration fields that flags set."""
     return {name: value for name, value in vars(args).items() if name in BenchmarkConfig.model_fields}
 
 
 def setting_words(args: argparse.Namespace) -> list[str]:
-    """Return flags that repeat the settings of this command in another command. Flags that choose jobs and devices are
+    """Return the flags that give a later command the settings of this command. Flags that choose jobs and devices are
     omitted."""
     words = [] if args.config is None else ["--config", str(args.config)]
     for name, value in given_overrides(args).items():
-        if name not in NOT_ABOUT_VERDICTS and not isinstance(value, float):  # flags give texts, commands give numbers
+        if name not in NOT_ABOUT_VERDICTS and not isinstance(value, float):  # only commands give numbers
             values = {str: [value], bool: []}.get(type(value), value)
             words += [flag_of(name), *values]
     return words
@@ -130,7 +130,8 @@ def naming_flags(args: argparse.Namespace) -> Iterator[None]:
 
 
 def describe_tolerances(trace_set: TraceSet) -> list[str]:
-    """Return a line for each root with tolerances, for each problem in them, and for tolerances without effect.
+    """Return a line for each root with tolerances, for each problem in a tolerances file, and for tolerances without
+    effect.
 
     Raises:
         ConfigError: a tolerances file cannot be used.
@@ -188,7 +189,7 @@ def declare_config(parser: Parser) -> None:
 
 
 def show_config(args: argparse.Namespace) -> int:
-    """Print the settings. If a set is named, check that it has what the configuration names."""
+    """Print the settings. If a set is named, check that the set has every name in the configuration."""
     config, name = read_config(args), args.definition
     trace_set = TraceSet()
     if name is not None or args.local:
@@ -230,7 +231,7 @@ def _setting(value: Any, origin: str) -> dict[str, Any]:
 
 
 def value_as_text(value: Any) -> str:
-    """Return a value in the format of the file, or "not set"."""
+    """Return a value in the format of the configuration file, or "not set"."""
     if value is None:
         return "not set"
     return value if isinstance(value, str) else json.dumps(value)
@@ -245,9 +246,8 @@ def resolve_settings(
 
 
 def _list_sections(config: BenchmarkConfig, definitions: Mapping[str, Definition]) -> Iterator[tuple[str, Settings]]:
-    """Yield each section by its dotted name with the settings that it decides.
-
-    For a known definition, settings that a section of its op type overrides are left out.
+    """Yield the dotted name of each section, with the settings that the section decides. The section of a definition
+    omits settings that the section of the op type overrides.
     """
     for section in SECTIONS:
         for key in getattr(config, section):
@@ -258,8 +258,8 @@ def _list_sections(config: BenchmarkConfig, definitions: Mapping[str, Definition
 
 
 def _list_declared(config: BenchmarkConfig, definition: Definition) -> Settings:
-    """Return the parameters of the definition's evaluator. Without external evaluators, return nothing and start no
-    process."""
+    """Return the parameters of the definition's evaluator. Without external evaluators, return an empty dict, and start
+    no process."""
     from flashinfer_bench.bench.evaluators.plug_ins import list_plug_ins
     from flashinfer_bench.bench.runner.lookup import look_up_evaluators
 

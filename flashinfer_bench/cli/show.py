@@ -43,7 +43,7 @@ SHOWN_NAMES: Final = 12
 MOST_COLOURED: Final = 40_000
 """Longest coloured source, in characters. Lexers are slow on unusual texts."""
 STYLES: Final = {True: "outputs are the last parameters", False: "outputs are returned", None: "detected"}
-"""`destination_passing_style` → the calling style."""
+"""`destination_passing_style` → description of the style."""
 AXES: Final = {"Axis": "{name}", "Kind": "{kind}", "Size": "{size}", "Description": "{description}"}
 TENSORS: Final = {
     "Name": "{name}",
@@ -64,7 +64,7 @@ class View(NamedTuple):
     """Path → source code."""
     verdicts: str
     following: Sequence[Sequence[str]]
-    """Words of the next commands, without the flag that names the set."""
+    """Words of the commands to suggest, without the flag that names the set."""
 
 
 def declare_show(parser: Parser) -> None:
@@ -99,7 +99,7 @@ def execute(args: Namespace) -> int:
 
 
 def _write_source(text: str, path: str) -> None:
-    """Write source code to stdout. On a terminal its syntax is coloured, unless it is long."""
+    """Write source code to stdout. On a terminal, the syntax of a short source is coloured."""
     if not sys.stdout.isatty() or len(text) > MOST_COLOURED:
         write_out(text)
         return
@@ -240,14 +240,15 @@ def _if_any(form: str, value: str | None) -> list[str]:
 
 
 def _describe_axis(name: str, axis: AxisSpec, lines: Sequence[Trace]) -> dict[str, str]:
-    """Return the cells of an axis. A var axis has the sizes of the workloads."""
+    """Return the cells of an axis. The cell of a var axis has the sizes of the workloads."""
     sizes = sorted({line.workload.axes[name] for line in lines if name in line.workload.axes})
     size = getattr(axis, "value", None) or getattr(axis, "expression", None) or some(list(map(str, sizes)), SHOWN_NAMES)
     return {"name": name, "kind": axis.type, "size": str(size), "description": axis.description or ""}
 
 
 def _find_tolerance(trace_set: TraceSet, definition: Definition, workload: Workload | None = None) -> Settings:
-    """Return the tolerance of a definition or a workload, and the parameters of its evaluator, with origins."""
+    """Return the tolerance of a definition or workload, and the parameters of the definition's evaluator, with
+    origins."""
     own = own_tolerance(trace_set, definition.name, workload) if workload is not None else None
     settings = resolve_settings(BenchmarkConfig.default().for_set(trace_set), definition, own)
     return {key: one for key, one in settings.items() if key in TOLERANCE or key.startswith("extra.")}
@@ -259,8 +260,7 @@ def _render_settings(settings: Settings) -> str:
 
 
 def _list_tensors(definition: Definition, workload: Workload | None = None) -> list[dict[str, str]]:
-    """Return the inputs and outputs of a definition. With a workload, they have sizes, and each input has its
-    source."""
+    """Return the inputs and outputs of a definition. A workload adds the sizes, and the source of each input."""
     sizes: Mapping[str, int] = {} if workload is None else workload.axes
     with suppress(ValueError):  # an axis without a size is shown by its name
         sizes = sizes and definition.bind_axes(sizes)

@@ -47,7 +47,7 @@ TASKS: Final = {
     "Submitter": "{submitter}",
 }
 ENDED: Final = {"LEFT_OUT": "not judged", "FAULT": "without a verdict"}
-"""Result of a job without a status → its words, as in the result of a run."""
+"""Result of a job that has no status → wording in a run's result."""
 TASK_KEYS: Final = ("task_id", "status", "definition", "solution", "submitter")
 SHOWN_TASKS: Final = 15
 """Maximum number of open tasks in the list."""
@@ -57,7 +57,7 @@ LONGEST_PAUSE_S: Final = 86_400.0
 CLEAR: Final = "\x1b[H\x1b[2J"
 SAMPLE: Final = re.compile(r"^flashinfer_bench_(\w+)(?:\{(.*)\})? (\S+)$", re.MULTILINE)
 LABEL: Final = re.compile(r'(\w+)=("(?:\\.|[^"\\])*")')
-"""A label of a Prometheus sample. Its value is escaped as in JSON."""
+"""A label of a Prometheus sample. The value of a label is escaped as in JSON."""
 
 
 def add_server(parser: Parser, json_help: str) -> None:
@@ -146,19 +146,19 @@ def _read_solution(args: Namespace, client: Client) -> Solution:
 
 
 def _wait_for_start(client: Client, task: str, *, is_quiet: bool) -> float:
-    """Show the place of a task in the queue until a device begins it; return the monotonic time of the beginning."""
+    """Show the position of a task in the queue until the task starts. Return the monotonic time of the start."""
     started, shown = time.monotonic(), -1
     while (report := client.task(task, QUEUE_POLL_S)).status == "pending":
         if report.tasks_ahead != shown and not is_quiet:
             write_err(f"waiting in the queue: {count(report.tasks_ahead, 'open task')} ahead")
         shown = report.tasks_ahead
-        time.sleep(QUEUE_POLL_S / 4)  # a server that is ending answers at once
+        time.sleep(QUEUE_POLL_S / 4)  # a server that is shutting down answers at once
         started = time.monotonic()
     return started
 
 
 def _follow(client: Client, task: str, outcome: RunOutcome, progress: RunProgress) -> TaskReport:
-    """Show and store each verdict as it comes; return the task once it is over."""
+    """Show and store each verdict as it comes. Return the task when it has ended."""
     from flashinfer_bench.bench.events import JobFaulted, JobFinished, RunStarted
 
     jobs = {job.workload.uuid: job for job in outcome.plan.jobs}
@@ -182,7 +182,7 @@ def _follow(client: Client, task: str, outcome: RunOutcome, progress: RunProgres
 
 def _poll(client: Client, task: str) -> Iterator[TaskReport]:
     """Yield the task after each verdict, and at its end."""
-    with suppress(ServerFault):  # the stream broke off: the end has all verdicts
+    with suppress(ServerFault):  # a broken stream loses nothing, since the ended task has all verdicts
         for event in client.events(task):
             if event["event"] == "verdict":
                 yield client.task(task)
@@ -190,7 +190,7 @@ def _poll(client: Client, task: str) -> Iterator[TaskReport]:
 
 
 def _plan_outcome(client: Client, report: TaskReport, solution: Solution, asked: Sequence[str] | None) -> RunOutcome:
-    """Return the outcome of a run that has the jobs of a task, so that both have the same output."""
+    """Return the outcome of a run with the jobs of a task, so that tasks and runs have the same output."""
     from flashinfer_bench.bench.config import BenchmarkConfig
     from flashinfer_bench.bench.planning.plan import Job, Plan
     from flashinfer_bench.cli.outcome import RunOutcome
@@ -248,7 +248,7 @@ def execute_top(args: Namespace) -> int:
 
 
 def read_overview(client: Client) -> dict[str, Any]:
-    """Query a server: its health, its metrics in Prometheus' text format, and its open tasks."""
+    """Query the health, the metrics (in Prometheus' text format), and the open tasks of a server."""
     samples: defaultdict[str, list[tuple[dict[str, str], float]]] = defaultdict(list)
     for name, text, value in SAMPLE.findall(client.metrics()):
         samples[name].append(({key: json.loads(found) for key, found in LABEL.findall(text)}, float(value)))

@@ -1,8 +1,8 @@
-"""Tables and numbers as text. A command decides what its table shows.
+"""Renders tables and numbers as text. Commands decide what tables show.
 
 A table maps the heading of each column to a format string or a function. A format string has fields of a row, such as
-`{latency_ms:ms}`; a function takes the row. If a heading begins with `#`, its column has numbers: the column is
-right-aligned, and only its heading is folded. rich is too slow for tables of thousands of rows, so this module renders
+`{latency_ms:ms}`; a function takes the row. The column of a heading that begins with `#` has numbers. This column is
+right-aligned, and only the heading is folded. rich is too slow for tables of thousands of rows, so this module renders
 them.
 """
 
@@ -33,7 +33,7 @@ DAGGER: Final = "†"
 """Marks a GPU result that is not confirmed."""
 NUMBER_MARK: Final = "#"
 UNLIMITED: Final = 100_000
-"""Width of a file or a pipe, in characters. It is so large that lines there are not folded."""
+"""Width of a file or a pipe, in characters. No line is long enough to be folded at this width."""
 NARROWEST: Final = 40
 NARROWEST_COLUMN: Final = 8
 LONGEST_NAME: Final = 24
@@ -44,28 +44,28 @@ UUID: Final = re.compile("[0-9a-f]{8}([0-9a-f]{24}|-[0-9a-f-]+)", re.IGNORECASE)
 NUMBER: Final = re.compile(r"(-?\d[\d.]*(?:e[-+]?\d+)?)( ms)?")
 """The number in a cell; the second group says whether it is a time."""
 LARGEST_HALF: Final = 0.995
-"""An interval with this relative half width, or a larger one, is shown as "±100% or more"."""
+"""Intervals with at least this relative half width are shown as "±100% or more"."""
 SHOWN_NAMES: Final = 3
 SHOWN_LINES: Final = 20
 SOL: Final = "#SOL score"
 COMPILE: Final = "#Over torch.compile"
 ON_REQUEST: Final = (SOL, COMPILE)
-"""Headings of columns that a table has only if --columns names them."""
+"""Headings of columns that are shown only if --columns names them."""
 Names = Mapping[tuple[str, str], str]
-"""Definition and uuid of a workload → its name."""
+"""(definition, uuid) of a workload → name of the workload."""
 Cells = Mapping[str, str | Callable[[Any], str]]
-"""Heading of a column → its cells."""
+"""Heading of a column → format string or function of the cells."""
 
 
 def lay_out(
     cells: Cells, rows: Iterable[Any], *, spared: Sequence[str] | None = None, notes: Sequence[str] = ()
 ) -> str:
-    """Render rows for stdout, then notes. Without rows the text is empty.
+    """Render rows for stdout, then notes. The table is omitted without rows.
 
     Args:
         rows: dictionaries, or objects with fields.
-        spared: headings of columns to drop in this order while the table is too wide. If they are given, columns
-            without any value are dropped, too.
+        spared: headings of columns to drop in this order while the table is too wide. With `spared`, columns without
+            any value are dropped, too.
         notes: lines below the table.
     """
     rows, width = list(rows), available_width(sys.stdout)
@@ -108,7 +108,8 @@ def render_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def render_blocks(cells: Cells, rows: Sequence[Any]) -> str:
-    """Render rows as tables below each other, each with the first column and the further columns that fit the width."""
+    """Render rows as several tables, one below the other. Each table has the first column, and as many of the next
+    columns as fit the width."""
     width, columns = (
         available_width(sys.stdout),
         {name: [fill_cell(cell, row) for row in rows] for name, cell in cells.items()},
@@ -135,7 +136,7 @@ def available_width(stream: TextIO) -> int:
 
 
 def wrap_line(text: str, width: int, indent: int = 0) -> str:
-    """Wrap one long line, its continuation indented further."""
+    """Wrap one long line. Its continuation has a larger indent."""
     first, rest = " " * indent, " " * (indent + 2)
     return textwrap.fill(text, width, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False)
 
@@ -149,7 +150,8 @@ def join_sections(*parts: str | Sequence[str]) -> str:
 def choose_rows(args: Namespace, cells: Cells, rows: Iterable[Any]) -> list[Any]:
     """Return the rows in the order of --sort, at most --top rows.
 
-    Times and names are in ascending order, other numbers in descending order. Rows with equal cells keep their order.
+    Times and names are in ascending order. All numbers except times are in descending order. Rows with equal cells keep
+    their order.
 
     Raises:
         UsageError: the table has no column of --sort or --columns, or --top is below 1.
@@ -173,18 +175,18 @@ def choose_rows(args: Namespace, cells: Cells, rows: Iterable[Any]) -> list[Any]
 
 
 def choose_columns(args: Namespace, cells: Cells) -> Cells:
-    """Return the columns of --columns, in that order; the default columns without the flag."""
+    """Return the columns of --columns, in the order of the flag. Without the flag, return the default columns."""
     wanted = [heading for word in args.columns or () for heading in cells if _plain(heading) == _plain(word)]
     return {heading: cells[heading] for heading in wanted} or default_columns(cells)
 
 
 def default_columns(cells: Cells) -> Cells:
-    """Return the columns, except columns that are shown only on request."""
+    """Return all columns except `ON_REQUEST`."""
     return {heading: cell for heading, cell in cells.items() if heading not in ON_REQUEST}
 
 
 def write_result(args: Namespace, document: object, *parts: str | Sequence[str]) -> None:
-    """Write a result to stdout: as JSON if --format says so, else the parts of its text."""
+    """Write a result to stdout: the document with --format json, else the parts of the text."""
     if args.format == "json":
         write_json(document)
     else:
@@ -195,11 +197,11 @@ def show_rows(args: Namespace, rows: Sequence[Any], render: Callable[[], str], n
     """Print the rows of a report in the requested format, and return the exit code.
 
     Args:
-        args: the command's arguments, among them the format.
+        args: the command's arguments, including the format.
         rows: dataclasses.
         render: makes the text.
         nothing: the note for an empty list of rows.
-        document: further entries of the JSON.
+        document: additional entries of the JSON.
     """
     if args.format == "json":
         write_json({**document, "rows": list(map(asdict, rows))})
@@ -211,7 +213,7 @@ def show_rows(args: Namespace, rows: Sequence[Any], render: Callable[[], str], n
 
 
 def format_latency(latency_ms: float | None, half: float | None = None) -> str:
-    """Return milliseconds with three significant digits, and the half width of their interval in percent."""
+    """Return a latency in milliseconds with three significant digits, and the half width of its interval in percent."""
     if latency_ms is None:
         return ABSENT
     text = f"{latency_ms:.0f} ms" if latency_ms >= 99.95 else f"{latency_ms:#.3g} ms"
@@ -219,7 +221,7 @@ def format_latency(latency_ms: float | None, half: float | None = None) -> str:
 
 
 def format_speedup(speedup: float | None, bounds: tuple[float, float] | None = None) -> str:
-    """Return a speed-up as text, and the half width of its interval in percent."""
+    """Return a speed-up as text, followed by the half width of its interval in percent."""
     if speedup is None:
         return ABSENT
     text = f"{speedup:.0f}x" if speedup >= 100 else f"{speedup:.2f}x" if speedup >= 0.1 else f"{speedup:.2g}x"
@@ -233,7 +235,7 @@ def _format_half(half: float | None) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """Return minutes and seconds, with hours if there are any."""
+    """Return minutes and seconds, preceded by hours from one hour on."""
     return str(timedelta(seconds=round(seconds))).removeprefix("0:").removeprefix("0")
 
 
@@ -248,7 +250,7 @@ def list_counts(counts: Mapping[str, int]) -> str:
 
 
 def some(names: Sequence[str], shown: int = SHOWN_NAMES) -> str:
-    """Return the first names of a list, and the number of further names."""
+    """Return the first names of a list, and the number of names that are not shown."""
     more = f" and {len(names) - shown} more" if len(names) > shown else ""
     return f"{', '.join(names[:shown])}{more}"
 
@@ -261,18 +263,18 @@ def indent_text(text: str, depth: int, shown: int = SHOWN_LINES) -> list[str]:
 
 
 def shorten_uuid(uuid: str) -> str:
-    """Return the beginning of a uuid; return any other name whole."""
+    """Return the first characters of a uuid. A name that is no uuid is returned whole."""
     return uuid[:UUID_SHOWN] if UUID.fullmatch(uuid) else uuid
 
 
 def name_workloads(workloads: Iterable[tuple[str, str, Mapping[str, int]]], *, uuids: bool = False) -> Names:
     """Return the names of workloads: the axes that differ between workloads of one definition, such as "batch_size=7".
 
-    The beginning of the uuid follows if axes are equal, or if `uuids` is true. If no axis differs, the name is only the
-    beginning of the uuid. A workload whose author wrote a word instead of a uuid is called by this word.
+    If two workloads have equal axes, or if `uuids` is true, the first characters of the uuid follow. If no axis
+    differs, these characters are the whole name. If an author wrote a word instead of a uuid, the word is the name.
 
     Args:
-        workloads: definition, uuid and axes of each.
+        workloads: definition, uuid and axes of each workload.
         uuids: always add the uuid.
     """
     groups, names = defaultdict[str, dict[str, Mapping[str, int]]](dict), dict[tuple[str, str], str]()
@@ -295,7 +297,7 @@ def name_workloads(workloads: Iterable[tuple[str, str, Mapping[str, int]]], *, u
 
 
 def _as_text(value: Any) -> str:
-    """Return any value as a cell: a list as its length, a mapping as its items."""
+    """Return any value as a cell. A list is shown as its length, and a mapping as items."""
     if isinstance(value, Mapping):
         return " ".join(f"{key}={item}" for key, item in value.items())
     if isinstance(value, float):
@@ -317,7 +319,7 @@ FORMATS: Final[Mapping[str, Callable[[Any], str]]] = {
     "uuid": shorten_uuid,
     "list": "; ".join,
 }
-"""The formats that a field can have after its colon."""
+"""Format after the colon of a field → function."""
 
 
 class _Filling(Formatter):

@@ -1,7 +1,7 @@
-"""`validate`: reports all problems and gaps of a trace set. `validate-render` prints such a report again.
+"""`validate`: reports all problems and gaps of a trace set. `validate-render` prints a written report again.
 
 Five checks read files and run no code of the set. Two more checks judge solutions (`validate_by_judging.py`). All
-findings are one document. It is printed as text, or written as JSON, which `validate-render` reads.
+findings are one document, which is printed as text, or written as JSON. `validate-render` reads the JSON.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from flashinfer_bench.errors import DataSetError, UsageError
 FORMAT_VERSION: Final = 1
 """Version of the report. 1: the first."""
 CHECKS: Final = ("layout", "definition", "workload", "solution", "trace", "baseline", "benchmark")
-"""Kinds of checks. The last two judge solutions, the first five read files."""
+"""Kinds of checks. The first five checks read files. The last two checks judge solutions."""
 FILE_CHECKS: Final = CHECKS[:5]
 FOLDERS: Final = {
     layout.DEFINITIONS: "definition",
@@ -48,10 +48,10 @@ FOLDERS: Final = {
     layout.SOLUTIONS: "solution",
     layout.TRACES: "trace",
 }
-"""Entry of the root → the check that reports it."""
+"""Entry of the root → the check that reports problems of the entry."""
 COUNTED: Final = ("definition", "solution", "workload", "trace")
 REPORT_FILES: Final = {"json": "report.json", "text": "report.txt"}
-"""Output → its file in the output folder."""
+"""Output → file in the output folder."""
 OUTPUTS: Final = ("stdout", *REPORT_FILES)
 
 
@@ -106,7 +106,7 @@ def execute(args: Namespace) -> int:
     if args.prune and (hasattr(args, "definitions") or hasattr(args, "op_types")):
         raise UsageError("--prune is about the whole set: leave out --definitions and --op-types")
     trace_set = load_trace_set(args)
-    if has_nothing(trace_set):  # a root without definitions is then an error of the report
+    if has_nothing(trace_set):  # then a root without definitions is an error in the report
         empty = [replace(one, severity="error") if one.missing_definition == "" else one for one in trace_set.issues]
         trace_set.issues = empty
     report = _validate(trace_set, checks, args)
@@ -134,7 +134,7 @@ def execute_render(args: Namespace) -> int:
     """Print a report that `validate` wrote; return 1 if it has errors.
 
     Raises:
-        UsageError: the file cannot be read, or is no such report.
+        UsageError: the file cannot be read, or is no report of `validate`.
     """
     try:
         report = json.loads(read_whole(Path(args.report), MOST_JSON_BYTES).decode("utf-8-sig"))
@@ -160,7 +160,7 @@ def render_report(report: Mapping[str, Any]) -> str:
     if bare := coverage["without_workloads"]:
         lines.append(f"coverage: {len(bare)} of {total} without workloads: {some(bare)}")
     bare = coverage["without_baseline"]
-    if 0 < len(bare) < report["definitions"]:  # if all lack one, the set does not use this author
+    if 0 < len(bare) < report["definitions"]:  # not if the set never uses this author
         whose = f"without a solution of the baseline author {coverage['baseline_author']!r}"
         lines.append(f"coverage: {len(bare)} of {total} {whose}: {some(bare)}")
     if open_uuids := coverage["not_passed"]:
@@ -226,7 +226,7 @@ def _validate(whole: TraceSet, checks: list[str], args: Namespace) -> dict[str, 
 
 
 def _choose(whole: TraceSet, args: Namespace) -> TraceSet:
-    """Return the set with only the chosen definitions. A definition whose file cannot be read can be named, too."""
+    """Return the set with only the chosen definitions. Names of definitions with unreadable files are allowed."""
     asked = getattr(args, "definitions", None)
     broken = {issue.file.stem for issue in whole.issues if issue.severity == "error"}
     readable = [name for name in asked or () if layout.path_part(name) not in broken]
@@ -269,13 +269,13 @@ def _find_workload_issues(trace_set: TraceSet) -> Iterator[LoadIssue]:
         if definition is not None and (broken := find_broken_by_axes(definition, workload)):
             root = trace_set.blob_root(name, workload.uuid) or Path()
             file = layout.workloads_path(root, op_type=definition.op_type, definition=name)
-            file = file if file.is_file() else file.parent.parent  # the set may have other names for its files
+            file = file if file.is_file() else file.parent.parent  # files of the set may have other names
             why = f"workload {workload.uuid} of {name}: constraint {'; '.join(broken.values())}"
             yield LoadIssue("warning", file, None, None, f"{why}: it is judged nevertheless")
 
 
 def _find_trace_issues(trace_set: TraceSet) -> Iterator[LoadIssue]:
-    """Yield a warning for each kind of trace that does not fit the present set, or cannot be right."""
+    """Yield a warning for each kind of trace that contradicts the set, or that cannot be right."""
     file = (trace_set.root or Path()) / layout.TRACES
     for name in trace_set.definitions:
         traces = list(kept_of(trace_set.traces.get(name, [])))
@@ -305,7 +305,7 @@ FURTHER: Final[Mapping[str, Callable[[TraceSet], Iterator[LoadIssue]]]] = {
     "solution": find_entry_issues,
     "trace": _find_trace_issues,
 }
-"""Check → the function that finds its issues besides the issues of loading."""
+"""Check → the function that finds issues, in addition to the issues of loading."""
 
 
 def _of_unknown(kind: str, counts: Mapping[str, int], known: Collection[str]) -> str:
@@ -333,8 +333,8 @@ def _have(traces: int) -> str:
 
 
 def _find_coverage(trace_set: TraceSet, jobs: Sequence[Mapping[str, Any]], author: str) -> dict[str, Any]:
-    """Find the gaps of a set. A workload is covered if one of its latest traces passed, or a job of the check
-    `benchmark`. A verdict on the reference does not count."""
+    """Find the gaps of a set. A workload is covered if a latest trace passed, or if a job of the check `benchmark`
+    passed. Verdicts on the reference do not count."""
     judged = (job for job in jobs if job["check"] == "benchmark" and job["status"] == "PASSED")
     passed = {(job["definition"], job["workload"]) for job in judged}
     for traces in trace_set.traces.values():
@@ -352,7 +352,7 @@ def _find_coverage(trace_set: TraceSet, jobs: Sequence[Mapping[str, Any]], autho
 
 
 def _known(flag: str, given: Sequence[str], known: Sequence[str]) -> list[str]:
-    """Return the words in the order of the known words; refuse any other word."""
+    """Return the words in the order of the known words; refuse unknown words."""
     wrong = [word for word in given if word not in known]
     if wrong:
         hints = [did_you_mean(word, known) or f"; known: {', '.join(known)}" for word in wrong]

@@ -1,8 +1,8 @@
-"""The checks of `validate` that judge. `baseline` judges each reference on its workloads, `benchmark` one author's
-solutions.
+"""The checks of `validate` that judge. `baseline` judges each reference on its workloads. `benchmark` judges the
+solutions of one author.
 
-Both use the engine: sessions call references, and workers run solutions in their sandbox. A reference is also judged as
-a solution, against itself. That finds inputs and outputs that do not fit, before a solution is judged by them.
+Both checks use the engine: sessions call references, and workers run solutions in a sandbox. `baseline` judges each
+reference as a solution, against itself. This check finds wrong inputs and outputs before they affect a verdict.
 """
 
 from __future__ import annotations
@@ -24,23 +24,24 @@ from flashinfer_bench.errors import ConfigError, Fault
 from flashinfer_bench.report.verdict import first_reason, reason_of
 
 NO_VERDICT: Final = "NO VERDICT"
-"""Stands in place of a status for a job that ended with a fault."""
+"""Replaces the status of a job that ended with a fault."""
 JOB_LIMIT_S: Final = 900.0
-"""Seconds for one solution on one workload. A reference for a GPU can be right and still be slower on a CPU."""
+"""Seconds for one solution on one workload. The limit is long because a right reference may be slow on a CPU."""
 QUICKLY: Final = {"warmup_runs": 0, "iterations": 1, "num_trials": 1, "time_budget_s": 1.0, "profile_baseline": False}
 """Settings of a check: each solution is judged once, and its time does not matter."""
 AGAINST_ITSELF: Final = {"regimes_rule": False, "power_rule": False}
-"""Settings of `baseline`: stress cases and more draws find no bug of a reference that is compared with itself."""
+"""Settings of `baseline`. Stress cases and repeated draws are off, since they find no bug if a reference is compared
+with itself."""
 
 
 def judge_set(
     check: str, trace_set: TraceSet, *, author: str, cpu_only: bool
 ) -> tuple[list[dict[str, Any]], list[LoadIssue]]:
-    """Return the result of a check that judges: its jobs for the report, and its issues.
+    """Run a check that judges. Return the jobs for the report, and the issues.
 
     Args:
         check: "baseline" or "benchmark".
-        trace_set: has the definitions, and the solutions of the author.
+        trace_set: the set with the definitions, and with the solutions of the author.
         author: the author whose solutions `benchmark` judges.
         cpu_only: use no GPU.
     """
@@ -68,7 +69,7 @@ def judge_set(
         if is_late and is_on_cpu and is_baseline:
             slow = f"not judged: {subject} takes longer than {JOB_LIMIT_S:g} s on a CPU"
             add(name, f"{slow}; that is no fault, a GPU may tell more", "warning")
-        elif is_left_out:  # the job that timed out has the reason
+        elif is_left_out:  # the job that timed out has the reason already
             add(name, f"not judged: {subject}: {reason}", "warning")
         elif status != "PASSED":
             add(name, f"{subject}: {status}: {reason}")
@@ -113,7 +114,7 @@ def judge_set(
 
 
 def pack_reference(definition: Definition) -> Solution:
-    """Make a solution from a reference. The source is unchanged if `run` takes the inputs in their order."""
+    """Make a solution from a reference. The source stays the same if `run` takes the inputs in order."""
     return Solution(
         name=f"{definition.name}__reference",
         definition=definition.name,

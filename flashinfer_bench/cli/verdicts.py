@@ -54,7 +54,7 @@ SOL_NOTE: Final = "SOL score: 0.5 at the baseline, 1 at the floor, 0 for a failu
 TIMING_MARK: Final = "*"
 TIE_MARK: Final = "="
 MOST_TIES: Final = 4
-"""Maximum number of lines below a row for solutions that tie with it. JSON has all ties."""
+"""Maximum number of lines for ties below a row. JSON has all ties."""
 TIE_NOTE: Final = f"{TIE_MARK} a tie: its interval meets that of the row above, so which is faster cannot be told"
 BEST_MARK: Final = "<"
 GRID_NOTES: Final = {
@@ -65,7 +65,7 @@ STANDING_NOTE: Final = f"{DAGGER} {NOT_CONFIRMED}: not judged at full assurance;
 SHOWN_WORKLOADS: Final = 3
 REASON_SHOWN: Final = 120
 LOCATION: Final = ", at "
-"""In a reason, this text precedes the file, the line and the function."""
+"""Text before the file, the line and the function in a reason."""
 PRINTED: Final = "printed_bytes"
 """Key in `extra` of a verdict whose solution printed in its calls."""
 
@@ -76,7 +76,7 @@ class Line(NamedTuple):
     name: str
     hardware: str
     rows: dict[str, WorkloadRow]
-    """Heading of a column → the row with its time."""
+    """Heading of a column → the row with the time."""
 
 
 def describe_job(job: Job, names: Names) -> str:
@@ -87,7 +87,7 @@ def describe_job(job: Job, names: Names) -> str:
 
 
 def describe_fault(fault: JobFaulted, names: Names) -> str:
-    """Return the message of a fault. Each uuid in it is replaced by the name of its workload."""
+    """Return the message of a fault, with names of workloads instead of uuids."""
     definition = fault.job.definition.name
     return UUID.sub(lambda found: names.get((definition, found[0]), found[0]), fault.message)
 
@@ -99,7 +99,7 @@ def name_jobs(jobs: Iterable[Job | AnyTrace], *, uuids: bool = False) -> Names:
 
 
 def describe_verdict(evaluation: Evaluation) -> str:
-    """Return the status, with the numbers of a pass or the reason of a failure."""
+    """Return the status, followed by the numbers of a pass or the reason of a failure."""
     performance, status = evaluation.performance, evaluation.status.value
     if performance is None:
         reason = cut_reason(reason_of(evaluation))
@@ -119,7 +119,8 @@ def describe_verdict(evaluation: Evaluation) -> str:
 
 
 def cut_reason(reason: str) -> str:
-    """Cut a reason at a word, to the length of a line of progress on a terminal. The source line at its end is kept."""
+    """Shorten a reason to the length of a line of progress on a terminal. The cut is between words. A source location
+    at the end is kept."""
     if len(reason) <= REASON_SHOWN or not sys.stderr.isatty():
         return reason
     text, at, location = reason.rpartition(LOCATION)
@@ -201,8 +202,8 @@ def render_verdicts(rows: Sequence[WorkloadRow], names: Names, by: str) -> str:
 def make_grid(rows: Sequence[WorkloadRow], names: Names) -> tuple[Cells, list[Line]]:
     """Return the columns and lines of a table of one definition's times. `rows` are the result of `by_workload`.
 
-    A line is a solution and a column a workload. If there are more workloads than solutions, a line is a
-    workload and a column a solution.
+    Each line is a solution, and each column is a workload. If there are more workloads than solutions, the table is
+    transposed.
     """
     solutions = list(dict.fromkeys(row.solution for row in rows))
     ordered = sorted(rows, key=lambda row: ([*row.axes.items()], row.workload))
@@ -240,17 +241,17 @@ def render_times(rows: Sequence[WorkloadRow], cells: Cells, lines: Sequence[Line
 
 
 def speedup_cell(row: Any) -> str:
-    """Return the speed-up of a row with its interval."""
+    """Return the speed-up of a row, with the interval of the speed-up."""
     return format_speedup(row.speedup, row.speedup_interval95)
 
 
 def head_of(standings: Iterable[str]) -> str:
-    """Return the line above a table of a set that only CPUs judged; empty for any other set."""
+    """Return the line above a table whose results are all from CPUs; empty for a table with results of GPUs."""
     return f"{INDICATIVE}\n\n" if set(standings) - {""} == {INDICATIVE} else ""
 
 
 def standing_mark(standing: str) -> str:
-    """Return the mark of a GPU result that is not confirmed; empty for any other result."""
+    """Return the mark of an unconfirmed GPU result; empty for CPU results and confirmed results."""
     return DAGGER if standing == NOT_CONFIRMED else ""
 
 
@@ -271,7 +272,7 @@ def sol_notes(rows: Sequence[Any], cells: Cells) -> list[str]:
 
 
 def _add_figures(rows: Sequence[SummaryRow], own: Cells) -> Cells:
-    """Return the columns of a table: the definition, then the table's own columns, then the figures."""
+    """Return the columns of a table: the definition, then the columns of `own`, then the figures."""
     letters = _letters(rows)
     cells: dict[str, str | Callable[[Any], str]] = {
         "Definition": lambda row: row.definition,
@@ -288,7 +289,7 @@ def _add_figures(rows: Sequence[SummaryRow], own: Cells) -> Cells:
 
 
 def _render(rows: Sequence[SummaryRow], cells: Cells) -> str:
-    """Render rows, with a line below each row for every solution that ties with it."""
+    """Render rows. Below each row there is a line for every solution that ties with the row."""
     lines: list[list[str]] = []
     for row in rows:
         lines.append([fill_cell(cell, row) for cell in cells.values()])
@@ -328,8 +329,7 @@ def _head(rows: Sequence[SummaryRow]) -> list[str]:
 
 
 def _notes(rows: Sequence[SummaryRow], *, in_words: bool = False) -> list[str]:
-    """Return notes on the marks, on the clocks of the times, and on flags. Each flag has a letter unless `in_words` is
-    true."""
+    """Return notes about marks, clocks, bounds and flags. Each flag has a letter unless `in_words` is true."""
     timings = [row.timing for row in rows]
     return [
         *([TIE_NOTE] if any(row.ties for row in rows) else []),
@@ -358,7 +358,7 @@ def _timings_of(rows: Sequence[SummaryRow]) -> list[Timing]:
 
 
 def _letters(rows: Sequence[SummaryRow]) -> dict[str, str]:
-    """Return flag → its letter in the table, without the flags that all rows have."""
+    """Return flag → letter in the table, without the flags that all rows have."""
     common = _common_flags(rows)
     flags = [flag for flag in flags_of(row.timing for row in rows) if flag not in common]
     return dict(zip(flags, ascii_lowercase, strict=False))

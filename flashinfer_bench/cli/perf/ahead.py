@@ -1,9 +1,9 @@
 """Compiles the kernels of a testlist in parallel before timing starts.
 
-A session also compiles ahead, but for each solution separately and on one GPU. Here routines that share a module of the
-library share its compilation, and all GPUs are used. For each module, a process (`routines.call_once`) calls one
-library solution, which compiles kernels into the workers' folder. If the process fails or times out, the case reports
-the reason when it is timed.
+A session also compiles ahead, but for each solution separately and on one GPU. Here routines with the same module of
+the library share one compilation, and all GPUs are used. For each module, a process (`routines.call_once`) calls one
+library solution, which compiles kernels into the workers' folder. After a failure or a timeout of the process, the
+timed case reports the reason.
 """
 
 from __future__ import annotations
@@ -32,13 +32,14 @@ MODULE: Final = "flashinfer_bench.routines.call_once"
 LIMIT_S: Final = 900.0
 """Seconds that one process can take. Compiling a large attention kernel takes minutes."""
 MOST_PARALLEL: Final = 32
-"""Maximum number of parallel processes without --jit_jobs. Each holds the inputs of its case on the device."""
+"""Maximum number of parallel processes without --jit_jobs. Each process holds the inputs of a case on the device."""
 BYTES_PER_COMPILER: Final = 2 << 30
 """Approximate bytes of memory that a compiler needs for a large file of the library."""
 
 
 def list_calls(requests: Iterable[Request]) -> list[dict[str, Any]]:
-    """Return one request of `call_once` per module. A second call of a module would only wait for its compilation."""
+    """Return one request for `call_once` per module. A second call would only wait for the compilation of the same
+    module."""
     calls: dict[tuple[str, ...], dict[str, Any]] = {}
     for request in requests:
         for backend in [name for name in request.backends if name != TORCH]:
@@ -53,13 +54,12 @@ def list_calls(requests: Iterable[Request]) -> list[dict[str, Any]]:
 def compile_ahead(
     requests: Sequence[Request], root: Path, devices: Sequence[Device], *, jobs: int | None, for_sandbox: bool
 ) -> None:
-    """Call one solution of each module, and report progress. An exception or an interrupt ends the processes of the
-    calls.
+    """Call one solution of each module, and report progress. The processes end at an exception or an interrupt.
 
     Args:
         root: the folder with the stored inputs of the cases.
-        devices: the processes use them round-robin.
-        jobs: parallel processes. None: one per core, within the limits 4 and `MOST_PARALLEL`.
+        devices: the devices, which the processes use round-robin.
+        jobs: number of parallel processes; None for one per core, but at least 4 and at most `MOST_PARALLEL`.
         for_sandbox: whether workers have a sandbox. Sandboxed workers can only read the compiled kernels.
     """
     calls = list_calls(requests)
@@ -73,7 +73,7 @@ def compile_ahead(
     running: set[int] = set()
 
     def call(request: dict[str, Any], view: dict[str, str]) -> str:
-        """Return the reason of a failure, or ""."""
+        """Return the reason of a failure; empty for a success."""
         with Isolated(MODULE, {"root": str(root), **request}, environment={**view, "MAX_JOBS": compilers}) as process:
             running.add(process.pid)
             try:

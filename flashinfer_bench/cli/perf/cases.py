@@ -47,21 +47,21 @@ class Request:
     """One case to run."""
 
     words: list[str]
-    """Its arguments, with the arguments of the outer command."""
+    """The arguments of the case, with the arguments of the outer command."""
     line: int | None = None
-    """Its line number in the testlist."""
+    """Line number in the testlist."""
     text: str = ""
-    """Its line of the testlist, unchanged."""
+    """Line of the testlist, unchanged."""
     swept: str = ""
-    """The flags in which it differs from the other cases of a sweep."""
+    """The flags whose values differ between the cases of a sweep."""
     ignored: list[str] = field(default_factory=list)
-    """Flags of the whole session that the line contains. They have no effect in a line."""
+    """Flags of the whole session that the line contains. Session flags have no effect in a line."""
     problem: str | None = None
-    """Why it cannot be run."""
+    """Why the case cannot be run."""
     named: str = ""
-    """The given name of its routine, known or not."""
+    """Name of the routine as given. The routine may be unknown."""
     runs_as_ranks: bool = False
-    """Whether one of its backends runs here as ranks of mpirun, outside of the engine."""
+    """Whether a backend of the case runs here as ranks of mpirun, outside of the engine."""
     args: Namespace = field(default_factory=Namespace)
     case: Any = None
     """The routine's case; None with a problem."""
@@ -70,13 +70,13 @@ class Request:
     backends: list[str] = field(default_factory=list)
     """The backends that can run here, in the given order."""
     skipped: dict[str, str] = field(default_factory=dict)
-    """Backend → why it cannot run here."""
+    """Backend → why the backend cannot run here."""
     rows: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Backend → its result, once it has one."""
+    """Backend → result, added when the result is known."""
 
     @property
     def definition(self) -> str:
-        """The definition's name; the request must have no problem."""
+        """The definition's name, for a request without a problem."""
         return str(self.entry.definition.name)
 
 
@@ -97,7 +97,7 @@ def read_requests(rest: Sequence[str], testlist: str | None, platform: Platform)
         return requests
     check_outer(rest)
     try:
-        text = read_whole(Path(testlist), MOST_BYTES).decode("utf-8-sig")  # some editors begin with a byte order mark
+        text = read_whole(Path(testlist), MOST_BYTES).decode("utf-8-sig")  # some editors write a byte order mark first
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(
             f"--testlist {testlist}: cannot be read: {getattr(error, 'strerror', None) or error}"
@@ -114,11 +114,10 @@ def read_requests(rest: Sequence[str], testlist: str | None, platform: Platform)
 def expand_sweeps(words: Sequence[str]) -> list[tuple[list[str], str]]:
     """Return every combination of the lists and sweeps among the words.
 
-    Returns:
-        The arguments of each case, and the flags in which it differs from the other cases.
+    Returns: The arguments of each case, and the flags whose values differ between the cases.
 
     Raises:
-        UsageError: a sweep has a wrong syntax, its flag takes no number, or it gives too many cases.
+        UsageError: a sweep has a wrong syntax, a swept flag takes no number, or there are too many cases.
     """
     own = [flag for routine in ROUTINES.values() for flag in routine.flags]
     numbers = {f"--{flag.name}" for flag in (*CASE_FLAGS, *own) if flag.kind in ("int", "float")}
@@ -155,12 +154,12 @@ def expand_sweeps(words: Sequence[str]) -> list[tuple[list[str], str]]:
 
 
 def _read_line(request: Request, rest: Sequence[str], platform: Platform) -> None:
-    """Parse a line, and store its routine and tag, so that its row can be identified even if the line is invalid."""
+    """Parse a line. Store the routine and the tag of every line, so that rows of invalid lines can be identified."""
     try:
         words = shlex.split(request.text, comments=True)
     except ValueError as error:
         request.problem = str(error)
-        # Store only the routine: splitting at spaces may have cut the tag.
+        # The tag is not stored, since splitting at spaces may have cut the tag.
         request.named = read_names([*rest, *request.text.split()]).routine or ""
         return
     names = read_names([*rest, *words])
@@ -176,7 +175,7 @@ def _read_line(request: Request, rest: Sequence[str], platform: Platform) -> Non
 
 
 def _prepare(request: Request, platform: Platform) -> None:
-    """Parse a request, make its case, and check which backends can run it here."""
+    """Parse a request, make the case, and find the backends that can run the case here."""
     try:
         routine, args = parse_case(request.words)
         request.named, request.args = routine.name, args
@@ -203,7 +202,7 @@ def _prepare(request: Request, platform: Platform) -> None:
 
 @contextmanager
 def _limited_memory(share: float = 0.5) -> Iterator[None]:
-    """Raise MemoryError if a step takes more than a share of the memory. Otherwise the system kills the process."""
+    """Raise MemoryError if a step takes more than a share of the memory. The system would kill the process instead."""
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
     held = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[5]) * os.sysconf("SC_PAGE_SIZE")
     limit = held + int(usable_memory() * share)

@@ -47,8 +47,8 @@ SESSION_FLAGS: Final = (
     from_zero("jit_jobs", JIT_HELP, default=None),
     real("timeout", "time limit of one backend of a case, in seconds", 300, least=1e-9, most=1e6),
 )
-"""Flags of the whole call, besides --devices, --sandbox and --log_level. --timeout is
-limited because a system call waits at most 2^31 ms."""
+"""Flags of the whole call, besides --devices, --sandbox and --log_level. The limit of --timeout exists because a system
+call waits at most 2^31 ms."""
 CASE_FLAGS: Final = (
     whole("num_iters", "timed calls", 30, most=MOST_CALLS),
     from_zero("dry_run_iters", "calls before timing", default=5, most=MOST_CALLS),
@@ -65,14 +65,14 @@ CASE_FLAGS: Final = (
     word("autotune_cache", "accepted; no effect here (a file with the library's tuning)"),
     switch("enable_pdl", "accepted; no effect on this routine"),
 )
-"""Flags of every case, besides --routine, --backends and -v. A routine may declare a flag of the same name."""
+"""Flags of every case, besides --routine, --backends and -v. A routine may declare a flag with the same name."""
 
 
 def execute(args: argparse.Namespace) -> int:
-    """Print the help, or run the session. The exit code is 0 if all cases ran and were written.
+    """Print the help, or run the session. The exit code is 0 if all cases ran and all rows were written.
 
     Raises:
-        UsageError: no arguments are given, or they cannot be used. No case was run.
+        UsageError: arguments are missing or cannot be used. No case was run.
     """
     words: list[str] = args.argv[1:]
     if not words:
@@ -87,7 +87,7 @@ def execute(args: argparse.Namespace) -> int:
 
 
 def _reader(flag: Flag) -> Callable[[str], Any]:
-    """Return the function that parses a value of a flag and refuses a number outside its range."""
+    """Return the function that parses a value of a flag, and that refuses a number outside the flag's range."""
 
     def read(text: str) -> Any:
         value = whole_number(text) if flag.kind == "int" else float(number(text)) if flag.kind == "float" else text
@@ -124,13 +124,13 @@ def make_parser(
 
 
 def declare_perf(parser: Parser) -> None:
-    """For completion by a shell, add the names of routines, and the flags that all routines share."""
+    """Add the names of routines, and the flags that all routines share. Shells use them for completion."""
     _add_session_flags(parser)
     _add_case_flags(parser, [], None)
 
 
 def check_outer(rest: Sequence[str]) -> None:
-    """Check the flags beside a testlist: each flag belongs to at least one routine, and its value has the right kind.
+    """Check the flags beside a testlist. Each flag must belong to a routine, and have a value of the right kind.
 
     Raises:
         UsageError: a flag is unknown or a value is wrong. One error names all unknown flags.
@@ -142,7 +142,7 @@ def check_outer(rest: Sequence[str]) -> None:
 
 
 def split_session(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
-    """Return the session's flags, and the remaining arguments, which are for the cases.
+    """Return the session's flags, and the arguments that remain for the cases.
 
     Raises:
         UsageError: a value is out of range.
@@ -151,10 +151,11 @@ def split_session(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
 
 
 def parse_case(argv: Sequence[str]) -> tuple[Routine, argparse.Namespace]:
-    """Return the routine of the arguments, and its flags. `args.backends` has the routine's names of backends.
+    """Return the routine of the arguments, and the parsed flags. `args.backends` has present names, not old names, of
+    backends.
 
     Raises:
-        UsageError: the routine is missing or unknown, or it does not have a flag. One error names all unknown flags.
+        UsageError: the routine is missing or unknown, or lacks a flag. One error names all unknown flags.
     """
     name = read_names(argv).routine
     routine = find_routine(name) if name is not None else None
@@ -184,7 +185,7 @@ def read_names(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def print_help(argv: Sequence[str]) -> None:
-    """Print the flags of the named routine; without a name, print the list of routines."""
+    """Print the flags of the named routine. Print the list of routines if no routine is named."""
     name = read_names(argv).routine
     if name is None:
         parser = make_parser(add_help=True)

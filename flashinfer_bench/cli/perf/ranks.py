@@ -1,7 +1,7 @@
 """`perf` as one rank of mpirun: the backend moe_a2a of moe_a2a_dispatch_combine. Rank 0 writes lines and files.
 
-It needs mpi4py, flashinfer-python, and a GPU per rank, all of one NVLink domain. The engine is not used, because it
-has one process per solution. Every rank makes the inputs of all ranks from the seed. It compares its returned tokens
+This needs mpi4py, flashinfer-python, and one GPU per rank in the same NVLink domain. The engine is not used, because it
+has one process per solution. Every rank makes the inputs of all ranks from the seed. The rank compares returned tokens
 with the case's reference, which computes all ranks. Then rounds are timed. The slowest rank decides the time.
 """
 
@@ -30,12 +30,12 @@ from flashinfer_bench.routines.families.moe_comm import count_phases
 
 PHASES: Final = ("a2a_dispatch", "moe_kernel", "a2a_combine")
 ASTRAY: Final = 0.5
-"""Largest allowed error of a token, as a share of its norm. It holds even if the matched ratio allows wrong elements. A
-lost token has an error of 1."""
+"""Largest allowed error of a token, as a share of the token's norm. The limit applies even if the matched ratio allows
+wrong elements. A lost token has an error of 1."""
 RENORMALIZE: Final = 1
 """The library's id of the routing method that leaves the given weights unchanged."""
 MOST_TOKENS: Final = 8192
-"""The library tunes its kernels for up to this number of tokens, or for the tokens of all ranks if that is more."""
+"""The library tunes kernels for up to this number of tokens, or for the tokens of all ranks if there are more."""
 
 
 class Stopwatch:
@@ -51,7 +51,7 @@ class Stopwatch:
         self._marks.append(event)
 
     def read(self) -> list[float]:
-        """Wait for the device, return milliseconds between the events, and forget them."""
+        """Wait for the device, return milliseconds between the events, and forget the events."""
         torch.cuda.synchronize()
         marks, self._marks = self._marks, []
         return [float(start.elapsed_time(end)) for start, end in pairwise(marks)]
@@ -73,7 +73,7 @@ def run_ranks(request: Request, session: Namespace, platform: Platform) -> int:
 def time_rounds(
     request: Request, between: Any, communicator: Any, stopwatch: Any, device: torch.device
 ) -> tuple[dict[str, list[float]], list[str]]:
-    """Check one round, then time rounds. A round begins when every rank has reached it.
+    """Check one round, then time rounds. Every rank waits for all other ranks before a round.
 
     Args:
         between: the exchange between ranks, FlashInfer's MoeAlltoAll.
@@ -96,7 +96,7 @@ def time_rounds(
     first = rank * local
     weights = [part[first : first + local].clone() for part in inputs[3:]]
     del inputs
-    # Rows without a token get an expert of another rank. With a single rank no row is empty.
+    # Rows without a token get an expert of a different rank. With a single rank, every row has a token.
     absent = ((first + local) % args.num_experts, len(payload)) if weights else ()
 
     def weigh(tokens: Sequence[torch.Tensor], experts: torch.Tensor, shares: torch.Tensor) -> Any:
@@ -133,8 +133,8 @@ def time_rounds(
 def make_experts(args: Namespace, weights: Sequence[torch.Tensor], rank: int, ranks: int, dtype: torch.dtype) -> Any:
     """Return a function that calls the library's kernel of --real_math with the weights of this rank.
 
-    Its arguments are rows of the payload, their expert ids, and their factors [rows, top_k]. It returns
-    [rows, hidden].
+    The function takes rows of the payload, and the expert ids and factors of the rows, [rows, top_k]. The function
+    returns [rows, hidden].
     """
     library = importlib.import_module("flashinfer.fused_moe")
     most = max(MOST_TOKENS, ranks * args.num_tokens)
@@ -161,7 +161,7 @@ def make_experts(args: Namespace, weights: Sequence[torch.Tensor], rank: int, ra
         return out
 
     def run_fp8(rows: Sequence[torch.Tensor], ids: torch.Tensor, factors: torch.Tensor) -> Any:
-        """Call trtllm_fp8_block_scale_routed_moe, which takes an id and its bfloat16 factor packed into one word."""
+        """Call trtllm_fp8_block_scale_routed_moe, which takes words that pack an id and a bfloat16 factor."""
         words = factors.to(torch.bfloat16).view(torch.int16).to(torch.int32)
         return library.trtllm_fp8_block_scale_routed_moe(
             (ids << 16) | (words & 0xFFFF),
@@ -200,10 +200,9 @@ def find_mismatch(rank: int, back: torch.Tensor, wanted: torch.Tensor, check: Ch
 def report_ranks(
     request: Request, session: Namespace, platform: Platform, times: dict[str, list[float]], problems: list[str]
 ) -> int:
-    """Write the lines and rows of the whole round; with --per_phase_timing also of each phase.
+    """Write the lines and rows of the whole round. With --per_phase_timing, also write those of each phase.
 
-    Returns:
-        1 if an output is wrong and the flags make that an error, else 0.
+    Returns: 1 if an output is wrong and the flags make wrong outputs errors, else 0.
     """
     args = request.args
     args.refcheck |= args.validate

@@ -1,9 +1,9 @@
-"""The results of cases. The row of a backend is printed as in FlashInfer's documents. It is also a line of the CSV, and
-a line of JSON with all fields.
+"""The results of cases. The row of a backend is printed in the format of FlashInfer's documents. The row is also a line
+of the CSV, and a line of JSON with all fields.
 
-Times come from the trace's measurement, which the row contains. Each row is written immediately. If a file cannot be
-opened, that is UsageError, and no case runs. If a row cannot be written later, as on a full disk, that is reported
-once. The file then gets no more rows, the session continues, and the command ends with 1.
+Times come from the trace's measurement, which the row contains. Each row is written immediately. A file that cannot be
+opened raises UsageError, and no case runs. A failed write of a row, for example on a full disk, is reported once. The
+file gets no more rows, the session continues, and the exit code is 1.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ TORCH_RUNS: Final = f"[INFO] The backend torch needs neither a GPU nor FlashInfe
 OF_THE_SESSION: Final = "what holds for the whole session goes on the command line"
 NAME_WIDTH: Final = 15
 ROOFLINE: Final = {"floor_ms": "roofline_ms", **{name: f"roofline_{name}" for name in ("share", "bound", "peak")}}
-"""Key of the metadata → its name in a row."""
+"""Key of the metadata → name of the key in a row."""
 Row = dict[str, Any]
 DOCUMENTED: Final = """
 routine median_time std_time tflops tb_per_sec backend resolved_backend s_qo s_kv head_dim_qk head_dim_vo head_dim_ckv
@@ -59,7 +59,7 @@ head_dim rotary_dim no_rope_dim rope_theta rope_scale interleave kv_layout batch
 out_dtype quant_dtype m k num_qo_heads num_kv_heads page_size enable_pdl is_sf_swizzled_layout refcheck no_cuda_graph
 use_cupti allow_output_mismatch random_seed case_tag generate_repro_command repro_command
 """
-"""The columns of FlashInfer's documents. The cell of a flag that the routine does not have is empty."""
+"""The columns of FlashInfer's documents. A flag that the routine lacks has an empty cell."""
 LATER: Final = """
 is_var_seq cute_dsl_impl bias activation_type fp4_mode cold_l2_cache ar_backend pattern layout_code local_bs op_name
 mode_name local_tp_size local_dp_size inter_tp_size inter_dp_size dit_mode ppf pph ppw max_seq_len nheads dim dstate
@@ -67,7 +67,8 @@ ngroups cache_steps state_dtype has_z dt_softplus num_q_heads num_k_heads num_v_
 update_state use_qk_l2norm kda_variant kda_variant_policy sm_count packed has_initial_state topk max_k_tiles total_q
 total_kv
 """
-"""Columns that FlashInfer's benchmark added later. They follow, so that the first columns keep their numbers."""
+"""Columns that FlashInfer's benchmark added later. They come after the documented columns, so that the documented
+columns keep their numbers."""
 OWN: Final = """
 status reason method cache_state samples flops bytes roofline_share roofline_bound roofline_ms roofline_peak too_fast
 max_absolute_error max_relative_error mat2_dtype autotune use_cuda_events num_iters dry_run_iters low_freq_factor
@@ -111,7 +112,7 @@ def make_row(request: Request, backend: str, platform: Platform, status: str, re
 def make_judged(
     request: Request, backend: str, platform: Platform, evaluation: Evaluation, device: str | None = None
 ) -> Row:
-    """Return the row of a verdict. If no device is given, the row has the trace's device."""
+    """Return the row of a verdict. None as the device means the trace's device."""
     measured, performance, facts = read_measurement(evaluation), evaluation.performance, dict[str, Any]()
     median = measured.kernel_ms if measured.kernel_ms is not None else measured.median_ms
     if median is None and performance is not None:
@@ -159,14 +160,14 @@ def _caveat(measured: Measurement) -> str:
 
 
 def is_failure(row: Row) -> bool:
-    """Return whether a row makes the session fail. A mismatch fails if the flags make it an error."""
+    """Return whether a row makes the session fail. The flags decide whether a mismatch is a failure."""
     flags = row["flags"]
     is_error = row["status"] == "mismatch" and flags["refcheck"] and not flags["allow_output_mismatch"]
     return row["status"] == "failed" or bool(is_error)
 
 
 def introduce(request: Request, platform: Platform) -> Iterator[str]:
-    """Yield the lines about a case that come before the lines of its backends."""
+    """Yield the lines about a case. They come before the lines about backends."""
     if request.text:
         yield f"[INFO] Line {request.line}: {request.text}"
     if request.swept:
@@ -206,7 +207,7 @@ def introduce(request: Request, platform: Platform) -> Iterator[str]:
 
 
 def report(row: Row) -> Iterator[str]:
-    """Yield the lines about a backend. A wrong output has a time unless the flags forbid that."""
+    """Yield the lines about a backend. Lines about wrong outputs have a time unless the flags forbid it."""
     name, flags, facts, record = row["backend"], row["flags"], row["facts"], row["measurement"]
     if row["status"] == "mismatch":
         label = "ERROR" if flags["refcheck"] else "WARNING"
@@ -231,7 +232,7 @@ def report(row: Row) -> Iterator[str]:
 
 
 def perf_line(row: Row) -> str:
-    """Return the [PERF] line of a row with a time. Other programs parse it."""
+    """Return the [PERF] line of a row with a time. Programs of users parse this line."""
     facts = row["facts"]
     return (
         f"[PERF] {row['backend'].ljust(NAME_WIDTH)}:: median time {row['median_ms']:.3f} ms; "
@@ -241,9 +242,9 @@ def perf_line(row: Row) -> str:
 
 
 class Results:
-    """Prints the cases of a session, each when all its backends are done, and appends rows to the named files.
+    """Prints each case of a session when all backends of the case are done, and appends rows to the named files.
 
-    A file that is not empty is first renamed, with a note. No file is written if no case has a backend that can run.
+    A file with content is renamed first, with a note. No file is written if no case can run with any backend.
 
     Raises:
         UsageError: a file cannot be written.
@@ -269,11 +270,11 @@ class Results:
 
     @property
     def exit_code(self) -> int:
-        """Code of the session: 0 if all cases ran and were written."""
+        """Code of the session: 0 if all cases ran and all rows were written."""
         return FAILED if self.has_failed or self.lost else RAN
 
     def add(self, row: Row) -> None:
-        """Write a row to every file that has all earlier rows."""
+        """Write a row to every file without a failed write."""
         for path in self._open.keys() - self.lost:
             try:
                 line = f"{json.dumps(_finite(row), allow_nan=False)}\n".encode()
@@ -300,7 +301,7 @@ class Results:
             self.print_case(request)
 
     def finish(self, reason: str) -> None:
-        """Give each backend without a result a failed row with this reason, and report its case."""
+        """Add a failed row with this reason for each backend without a result, and report the cases."""
         for request in self.requests:
             for backend in [name for name in request.backends if name not in request.rows]:
                 self.put(request, make_row(request, backend, self.platform, "failed", reason))
@@ -326,7 +327,7 @@ def _append(file: int, data: bytes) -> None:
 
 
 def _move_aside(path: Path) -> None:
-    """Rename a file that is not empty to a free name."""
+    """Rename a file with content to a free name."""
     if path.is_file() and path.stat().st_size:
         names = (path.with_name(f"{path.stem}.{number}{path.suffix}") for number in count_up(1))
         free = next(name for name in names if not name.exists())

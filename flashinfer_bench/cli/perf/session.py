@@ -1,7 +1,7 @@
 """Runs a session of `perf`: cases become entries of a trace set, `Benchmark` judges and times them, and verdicts become
 lines and rows.
 
-A case is a definition, a workload and a solution for each backend. Cases of equal settings run together. A case is
+A case is a definition, a workload, and one solution per backend. Cases with equal settings run together. A case is
 reported when all its backends are done.
 """
 
@@ -44,14 +44,14 @@ from flashinfer_bench.routines.case.generated_entry import write_entry
 from flashinfer_bench.routines.case.support import find_platform
 
 PRECISION: Final = 0.005
-"""Target relative half width of a time's interval. It is small, because a case has a single trial."""
+"""Target relative half width of a time's interval. The target is small because a case has a single trial."""
 TOLERANCES_HEAD: Final = (
     "# How the definitions of this set are judged, beside what `flashinfer-bench config show` tells.\n"
 )
 
 
 def run_session(argv: Sequence[str]) -> int:
-    """Run the cases of the flags or of the testlist. The exit code is 0 if all of them ran and were written.
+    """Run the cases of the flags or of the testlist. The exit code is 0 if all cases ran and all rows were written.
 
     Raises:
         UsageError: flags or testlist cannot be used. No case was run.
@@ -69,11 +69,11 @@ def run_session(argv: Sequence[str]) -> int:
             raise UsageError(
                 "ranks of mpirun time one case of moe_a2a_dispatch_combine: --backends moe_a2a, no testlist"
             )
-        from flashinfer_bench.cli.perf.ranks import run_ranks  # torch, which the engine's host does not need
+        from flashinfer_bench.cli.perf.ranks import run_ranks  # imports torch, which no other path here needs
 
         return run_ranks(requests[0], session, platform)
     if session.save_trace_set:
-        read_tolerances(Path(session.save_trace_set))  # unusable devices raise before any file is opened
+        read_tolerances(Path(session.save_trace_set))  # a wrong file of tolerances raises before results are opened
     results = Results(requests, session, platform)
     with ExitStack() as stack:
         root = Path(session.save_trace_set or stack.enter_context(temporary_folder("perf")))
@@ -110,11 +110,12 @@ def run_session(argv: Sequence[str]) -> int:
 
 
 def write_tolerances(root: Path, requests: Sequence[Request]) -> None:
-    """Write the tolerances of cases; the tolerances of other definitions stay. A lock allows only one writer at a time.
+    """Write the tolerances of cases, and keep the tolerances of other definitions in the file. A lock allows only one
+    writer at a time.
 
     Raises:
         ConfigError: the existing file cannot be used.
-        DataSetError: it cannot be written.
+        DataSetError: the file cannot be written.
     """
     own = {one.definition: one.case.check.settings() for one in requests}
     path = root / TOLERANCES_FILE
@@ -128,7 +129,7 @@ def write_tolerances(root: Path, requests: Sequence[Request]) -> None:
 
 
 def in_groups(requests: Sequence[Request]) -> list[list[Request]]:
-    """Group the requests into runs of the engine. A group has equal settings, and no definition twice."""
+    """Group the requests into runs of the engine. A group has equal settings and different definitions."""
     groups: dict[object, list[Request]] = {}
     seen: Counter[object] = Counter()
     for request in requests:
@@ -169,7 +170,7 @@ def _run_group(results: Results, group: Sequence[Request], session: Namespace, r
 
 
 def make_trace_set(group: Sequence[Request], root: Path, *, is_resumed: bool) -> TraceSet:
-    """Return a trace set of a group's cases, in their order. A resumed session adds their recorded verdicts."""
+    """Return a trace set of a group's cases, in order. A resumed session adds the recorded verdicts of the cases."""
     recorded = TraceSet.from_path(root).traces if is_resumed else {}
     made = {request.definition: request.entry for request in group}
     return TraceSet(
