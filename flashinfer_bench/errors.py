@@ -65,7 +65,7 @@ class DefinitionFault(WorkloadFault):
 
 
 class DeviceFault(Fault):
-    """A process or a device of the session was lost; the job may be retried on a fresh one."""
+    """A process or a device of the session was lost; the job may be retried on a fresh session."""
 
 
 class EngineRefusal(FlashInferBenchError):

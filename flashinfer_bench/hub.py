@@ -35,7 +35,7 @@ THREADS: Final = 8
 """Number of parallel downloads, as in the hub's own client."""
 HIDDEN: Final = re.compile(r"(^|/)(\.|[\w-]{27}=\.)")
 """Paths that are not fetched: readers of a set skip them, or they look like the client's names of unfinished downloads.
-With a folder of such a name, a server's ETag could lead the client out of the staging folder."""
+If such a folder existed, a server's ETag could lead the client out of the staging folder."""
 SHA256_DIGITS: Final = 64
 MISSING: Final = "it is missing or differs, and offline no file is downloaded"
 REFUSED: Final = "refused: its size or digest differs from the hub's list"
@@ -89,7 +89,7 @@ class Fetch:
             return False
 
     def fetch(self, staging: Path, path: str) -> bool:
-        """Download a file, and move it into the set; return False if its size or digest is not the listed one."""
+        """Download a file, and move it into the set; return False if its size or digest differs from the list."""
         assert self.download is not None
         loaded, file = Path(self.download(path, local_dir=staging)), self.root / path
         if not _is_listed(loaded, *self.record.files[path]):

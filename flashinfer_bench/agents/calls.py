@@ -45,7 +45,7 @@ class Call:
         return ""
 
     def cancel(self) -> None:
-        """Kill the process, if the call has not ended."""
+        """Kill the process of a call that has not ended."""
         if not self.answer.done():
             self._process.signal(signal.SIGKILL)
 

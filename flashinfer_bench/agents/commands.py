@@ -21,7 +21,7 @@ UNSAFE: Final = re.compile(r"[^\w.-]|^[.-]+")
 ERROR_LINES: Final = 40
 """Maximum lines of stderr in an error."""
 SUFFIXES: Final = {"cuda": ".cu", "cpp": ".cpp"}
-"""Language of a source text → the suffix of its file; .py for all others."""
+"""Language of a source text → suffix of its file. Sources in other languages get .py."""
 
 
 def flashinfer_bench_list(

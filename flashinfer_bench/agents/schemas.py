@@ -69,8 +69,8 @@ def type_to_schema(annotation: Any) -> dict[str, Any]:
 
 
 def to_written_type(annotation: Any) -> Any:
-    """Return the part of a Python type that a language model can write. It cannot write an object of this package, only
-    the object's name."""
+    """Return the part of a Python type that a language model can write. A model cannot write an object of this package,
+    only the object's name."""
     is_union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
     options = [
         one

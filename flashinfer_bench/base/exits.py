@@ -9,7 +9,7 @@ def describe_exit(code: int | None) -> str:
     """Describe how a process ended.
 
     Args:
-        code: its exit code; the negative number of the signal that ended it; or None if its end was not observed.
+        code: the exit code. Negative: the number of the signal that ended the process. None: the end was not observed.
     """
     if code is None:
         return "ended (its exit code is not known)"

@@ -17,7 +17,7 @@ from typing import Final
 
 SYSTEM: Final = Path("/")
 CORES_SHARE: Final = 4
-"""Work alongside measurements gets one of every CORES_SHARE cores."""
+"""One of every CORES_SHARE cores is for work alongside measurements."""
 
 
 def usable_cores(root: Path = SYSTEM) -> int:
@@ -49,7 +49,8 @@ def usable_memory(root: Path = SYSTEM) -> int:
 
 
 def count_memory_kills(root: Path = SYSTEM) -> int:
-    """Return the number of processes that the kernel killed because memory ran out. Only its growth has a meaning."""
+    """Return the number of processes that the kernel killed because memory ran out. Only the growth of this number has
+    a meaning."""
     with suppress(OSError):
         result = re.search(r"^oom_kill (\d+)$", (root / "proc/vmstat").read_text(encoding="utf-8"), re.MULTILINE)
         return int(result[1]) if result else 0

@@ -33,7 +33,8 @@ class IsolatedFailure(Exception):
     """The process ended without a response.
 
     Args:
-        code: its exit code, or the negative number of the signal that ended it; None if it was killed at its deadline.
+        code: the exit code. Negative: the number of the signal that ended the process. None: it was killed at the
+            deadline.
         log: the end of its output.
     """
 

@@ -67,7 +67,7 @@ class FrameReader:
     Args:
         sock: a connected stream socket. No other reader may use it.
         max_bytes: frames that claim to be longer are refused.
-        takes_fds: whether descriptors may arrive. If they may not, the kernel drops them on arrival.
+        takes_fds: whether descriptors may arrive. If none may arrive, the kernel drops them.
     """
 
     def __init__(self, sock: socket.socket, *, max_bytes: int = MAX_FRAME_BYTES, takes_fds: bool = True) -> None:

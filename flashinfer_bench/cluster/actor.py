@@ -57,7 +57,7 @@ class SlotMetadata:
 
 
 Blob = tuple[tuple[int, ...], Any]
-"""A file's state (it changes whenever the file does), and the reference to its bytes in Ray's object store."""
+"""A file's state, which changes with each write, and the reference to the file's bytes in Ray's object store."""
 
 
 @dataclass(frozen=True)
@@ -233,7 +233,7 @@ class SlotActor:
         return self._files / hashlib.sha256(root.encode()).hexdigest()[:16]
 
     def _write_blob(self, file: Path, blob: Blob) -> None:
-        """Write a file of stored inputs, unless the same content was written before."""
+        """Write a file of stored inputs, if it is new or has changed."""
         state, content = blob
         if self._written.get(file) != state:
             file.parent.mkdir(parents=True, exist_ok=True)

@@ -51,7 +51,7 @@ POLL_S: Final = 2.0
 FIRST_LIMIT_S: Final = 60.0
 """Seconds that a run waits for its first slot, and for a new slot after it has lost all slots."""
 OTHERS_LIMIT_S: Final = 20.0
-"""Seconds that a run waits for further slots before it begins; slots that come later join it."""
+"""Seconds that a run waits for further slots before it begins. Slots that come later join the run."""
 MOST_RESTARTS: Final = 2
 END_LIMIT_S: Final = 70.0
 """Seconds that an actor can take to end a session; after that it is killed together with the session."""

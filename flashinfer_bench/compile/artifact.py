@@ -139,7 +139,7 @@ class StepReport:
 
     name: str
     code: int
-    """Its exit code; the negative number of the signal if a signal ended it."""
+    """The exit code. Negative: the number of the signal that ended the command."""
     output: str
     seconds: float
 

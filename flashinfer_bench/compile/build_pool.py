@@ -128,7 +128,7 @@ class BuildPool:
         return [self._woken]
 
     def add(self, solutions: Iterable[Solution]) -> None:
-        """Take solutions. Solutions in the cache are ready at once; the others are queued."""
+        """Take solutions. Solutions in the cache are ready at once. All other solutions are queued."""
         known = {build.solution.digest() for build in self._running.values() if build.solution is not None}
         new: list[Build] = []
         for solution in solutions:
@@ -184,7 +184,8 @@ class BuildPool:
             self._keep(self._running.pop(future), future.result())
 
     def build_all(self, solutions: Iterable[Solution]) -> Iterator[Built]:
-        """Build solutions, and yield each with its artifact or error when it is known. Ready solutions come first."""
+        """Build solutions. Yield each solution with its artifact or error as soon as its build has ended. Ready
+        solutions come first."""
         left = list(solutions)
         self.add(left)
         while left:

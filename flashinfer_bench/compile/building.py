@@ -68,7 +68,8 @@ PASSED_ON: Final = ("PATH", "LD_LIBRARY_PATH")
 MOST_LIST_BYTES: Final = 16 << 20
 """Maximum bytes of a compiler's list of the files that it read; a longer list is refused."""
 LOCK_LIMIT_S: Final = 3600.0
-"""Seconds to wait for another process with the same build. A few compilers in a row may take their full time limit."""
+"""Seconds to wait for another process that runs the same build. A few compilers in a row may take their full time
+limit."""
 GIB: Final = 1 << 30
 LEAST_FREE_BYTES: Final = GIB
 """Bytes of free disk that compilers need. With less left, a build may have failed because the disk was full."""

@@ -2,8 +2,8 @@
 
     $FIB_CACHE_PATH/artifacts/<first two of digest>/<digest>/manifest.json     default: ~/.cache/flashinfer_bench/cache
                                                             /files/…           what a worker loads
-                   /jit/<first two>/<digest>/  what compilers of a solution made when it ran; the digest is its own
-                                   .solution   beside it: the solution's name; its time is that of the latest use
+                   /jit/<first two>/<digest>/  files that compilers made while a solution ran; digest of the solution
+                                   .solution   file beside it with the solution's name; changed at each use
                    /staging/<digest>/          a build under way, or one that was killed
                    /locks/<digest>             locked while an artifact is built
                    /in_use                     locked by each run (shared), and by each process that removes something
@@ -187,7 +187,7 @@ class ArtifactCache:
             yield
 
     def read(self, digest: str, expected: Mapping[str, str]) -> Manifest | None:
-        """Return an artifact's manifest if every file is unchanged, else None. This counts as a use.
+        """Return an artifact's manifest if every file is unchanged, else None. This use is recorded.
 
         Args:
             digest: the artifact's name.

@@ -131,7 +131,7 @@ def why_not_buildable(
     """Return what this machine lacks for a solution, and what to install; None if nothing is missing.
 
     Args:
-        capabilities: the compute capabilities of the GPUs that run it; empty if it is only compiled.
+        capabilities: the compute capabilities of the GPUs that run it; empty if the solution is only compiled.
     """
     record = solution.spec.language.record
     reason = _why_unavailable(record, toolchain)
@@ -166,8 +166,8 @@ def _why_wrong_architecture(
 def chosen_targets(flags: Iterable[str]) -> list[str]:
     """Return the targets that a solution's own nvcc flags name ("sm_90a", "compute_80"); empty without such flags.
 
-    `-arch=sm_80` alone makes machine code and PTX, which the driver compiles for newer GPUs. So it counts as both
-    targets.
+    `-arch=sm_80` alone makes machine code and PTX, which the driver compiles for newer GPUs. So this flag counts as
+    both targets.
     """
     targets: list[str] = []
     for flag in flags:
@@ -192,8 +192,8 @@ def runs_on(target: str, capability: tuple[int, int]) -> bool:
 
 
 def toolkit_includes(cuda: CudaToolkit, packages: Sequence[Path]) -> list[Path]:
-    """Return the folders of the toolkit's headers. If it lacks a library, add the header folders of NVIDIA's pip
-    packages."""
+    """Return the folders of the toolkit's headers. If the toolkit lacks a library, add the header folders of NVIDIA's
+    pip packages."""
     own = [folder for folder in (cuda.include, cuda.include / "cccl") if folder.is_dir()]
     if all(is_in(library.header, own) for library in LIBRARIES.values()):
         return own

@@ -95,7 +95,7 @@ class Toolchain:
     python_include: Path | None
     """The folder with Python.h."""
     nvidia_packages: tuple[Path, ...] = ()
-    """Folders of NVIDIA's pip packages. torch depends on them: they have cuBLAS, cuDNN and others."""
+    """Folders of NVIDIA's pip packages. torch requires these packages, which have cuBLAS, cuDNN and others."""
 
 
 def find_toolchain(environment: Mapping[str, str] = os.environ) -> Toolchain:

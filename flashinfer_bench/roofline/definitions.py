@@ -28,7 +28,7 @@ COMPARES: Final = re.compile(r"renorm|mask")
 CAUSAL: Final = re.compile(r"\b(no |non[- ]?|not[- ]?)?causal\b(\W*(?:false|no|0|off)\b)?", re.IGNORECASE)
 """The word "causal". The groups match a negation before or after the word."""
 TOP_K: Final = re.compile(r"(?:^|_)topk(\d+)(?:_|$)")
-"""The top-k in a definition's name, such as moe_..._topk8_..., if the definition has no axis for it."""
+"""Finds k in the name of a definition without an axis for k, such as moe_..._topk8_...."""
 
 Values = Mapping[str, Sequence[int]]
 """Name of an input → its numbers: offsets, lengths, indices."""

@@ -98,7 +98,7 @@ def find_peak(device_name: str) -> Peak | None:
 
 
 def choose_peak(cost: Cost, device_name: str, measured: Peak | None = None) -> Peak | None:
-    """Return the measured peaks if they include the unit of the cost, else the vendor's figures; None without both."""
+    """Return the measured peaks if they include the unit of the cost, else the vendor's figures, else None."""
     vendor = find_peak(device_name)
     if measured is None or cost.unit not in measured.tflops:
         return vendor

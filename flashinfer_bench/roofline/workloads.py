@@ -30,7 +30,8 @@ INTEGERS: Final = ("I64", "I32", "I16", "I8")
 
 
 def cost_of_workload(definition: Definition, workload: Workload, blob_root: Path) -> Cost | None:
-    """Return the cost of one call: as the workload states it, else counted from its definition; None if unknown."""
+    """Return the cost of one call: the cost that the workload states, else the counted cost of its definition, else
+    None."""
     if workload.cost is not None:
         return Cost(workload.cost.flops, workload.cost.bytes, workload.cost.unit)
     try:

@@ -147,7 +147,7 @@ def confine(order: Mapping[str, Any], fds: Sequence[int], supervisor: socket.soc
 def set_limits(most_tasks: int | None) -> None:
     """Limit the resources of this process and its children. Address space has no limit: CUDA reserves terabytes."""
     score = Path("/proc/self/oom_score_adj")
-    with suppress(OSError, ValueError):  # without it, workers and judge have the same score
+    with suppress(OSError, ValueError):  # if this fails, workers and judge have the same score
         score.write_text(str(max(LEAST_OOM_SCORE, int(score.read_text()))))
     limits = {resource.RLIMIT_CORE: 0, resource.RLIMIT_FSIZE: MOST_FILE_BYTES, resource.RLIMIT_NOFILE: MOST_DESCRIPTORS}
     if most_tasks is not None:

@@ -1,8 +1,8 @@
 """Namespaces: a private network, and for root a read-only part of /proc.
 
-A tool of `inspect` and its target communicate over the loopback of a private network. Other processes cannot reach it,
-and it has no way out. Compilers have such a network, too. Root can make it. Another user makes it in a user namespace,
-if the system allows that.
+A tool of `inspect` and its target communicate over the loopback of a private network. Other processes cannot reach this
+network, and it has no way out. Compilers have a private network, too. Root can make such networks. Other users make
+them in a user namespace, if the system allows user namespaces.
 """
 
 from __future__ import annotations

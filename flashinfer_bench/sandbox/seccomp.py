@@ -123,14 +123,14 @@ inotify_init1            294      26     sealed
 inotify_add_watch        254      27     sealed
 fanotify_init            300     262     sealed
 """
-"""Verdicts: `refuse` fails with EPERM. `process:N` asks the supervisor unless argument N is the caller. The others
-apply in a sandbox only: `sealed` fails with EPERM. `missing` fails like on a kernel without the call, so that libraries
-use another call. clone3 is missing, because its flags are in memory that a filter cannot read. `own-file` is done by
-the supervisor. `done` reports success without an effect. `attribute` fails like on a file system without attributes.
-`stream` allows only sockets that must connect before they send, so that addresses in send calls have no effect.
-`connect` is refused; for a tool the supervisor connects. `refuse` and `sealed` can be limited to listed values of an
-argument's lower half (`N=`), to all other values (`N!`), or to values with any of the listed bits (`N&`). The kernel
-reads ids and flags from that half."""
+"""Verdicts: `refuse` fails with EPERM. `process:N` asks the supervisor unless argument N is the caller. All other
+verdicts apply in a sandbox only: `sealed` fails with EPERM. `missing` fails like on a kernel without the call, so that
+libraries use another call. clone3 is missing, because its flags are in memory that a filter cannot read. `own-file` is
+done by the supervisor. `done` reports success without an effect. `attribute` fails like on a file system without
+attributes. `stream` allows only sockets that must connect before they send, so that addresses in send calls have no
+effect. `connect` is refused; for a tool the supervisor connects. `refuse` and `sealed` can be limited to listed values
+of an argument's lower half (`N=`), to all other values (`N!`), or to values with any of the listed bits (`N&`). The
+kernel reads ids and flags from that half."""
 MACHINES: Final = {"x86_64": (1, 0xC000003E), "aarch64": (2, 0xC00000B7)}
 """Machine → its column of the table, and its number in the kernel."""
 SECCOMP: Final = {"x86_64": 317, "aarch64": 277}

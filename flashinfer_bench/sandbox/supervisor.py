@@ -50,7 +50,7 @@ def run_supervisor(order: dict[str, Any], fds: list[int], run_worker: RunWorker)
     """Fork the worker, watch it until its end, clean up after it, and report.
 
     Args:
-        order: the worker's order, with its `memory_limit_bytes` and its `sandbox`, if any.
+        order: the worker's order, which may have a `memory_limit_bytes` and a `sandbox`.
         fds: the worker's socket, the pipe for its output, the supervisor's socket.
         run_worker: called in the fork.
     """
@@ -81,13 +81,13 @@ def run_supervisor(order: dict[str, Any], fds: list[int], run_worker: RunWorker)
 
 
 def report(session: socket.socket, message: dict[str, Any]) -> None:
-    """Send the session a message, if it still exists."""
+    """Send a message to the session, if the session still exists."""
     with suppress(OSError):
         send_frame(session, message)
 
 
 class Watch:
-    """Watches one worker: waits for its end, and ends it on request or if it takes too much memory.
+    """Waits for the end of one worker. Ends the worker on request, or if the worker takes too much memory.
 
     Meanwhile it answers the questions of the filter on the worker's calls.
     """

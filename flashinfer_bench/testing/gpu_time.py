@@ -95,7 +95,7 @@ def _unpacks_two(frame: FrameType) -> bool:
     """Return whether code is about to unpack a value into two names. Nothing else tells the two uses of a result apart.
 
     Raises:
-        TypeError: it is about to unpack with a starred name, as in `first, *others = …`.
+        TypeError: the code is about to unpack with a starred name, as in `first, *others = …`.
     """
     operation, count = frame.f_code.co_code[frame.f_lasti : frame.f_lasti + 2]
     if operation == UNPACK_SOME:

@@ -58,8 +58,8 @@ def default_spread(kind: str) -> WorkerSpread:
 
 
 def learned_spread(kind: str, squares: float, freedom: float) -> WorkerSpread:
-    """Return the measured spread. If it has too few degrees of freedom, the default spread supplies the missing
-    degrees.
+    """Return the measured spread. If this spread has too few degrees of freedom, the default spread supplies the
+    missing degrees.
 
     Args:
         kind: "cuda" or "cpu".

@@ -126,9 +126,10 @@ def _put_away(launch: Any) -> bool:
 
 
 class WallClock(Clock):
-    """The wall clock, for a CPU. It measures from the call to its return, with the caches as earlier calls left them.
+    """The wall clock, for a CPU. A sample is the time from a call to its return. The caches are as earlier calls left
+    them.
 
-    If a result has another memory layout than its output, such as a transposed view, the copy into the output counts,
+    If a result and its output differ in memory layout, for example a transposed view, the copy into the output counts,
     too.
     """
 

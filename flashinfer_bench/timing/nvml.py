@@ -61,7 +61,8 @@ def read_gpu_state(uuid: str, *, ours: Collection[int] = ()) -> GpuState | None:
 
     Args:
         uuid: the GPU's UUID as NVML spells it, "GPU-…".
-        ours: process ids that do not count as others. At least one of these processes must hold a context.
+        ours: ids of our own processes, which do not count as other processes. At least one of these processes must hold
+            a context.
     """
     gpu = handle(uuid)
     if gpu is None:

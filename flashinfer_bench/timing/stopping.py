@@ -31,7 +31,7 @@ FEW_SHARE: Final = 0.5
 """With fewer than nine samples, half the interval must be at most this share of the precision, because few samples may
 agree by chance."""
 EXTRA_SHARE: Final = 3
-"""A batch of extra samples has the requested number of samples, divided by this."""
+"""The size of a batch of extra samples is the requested number of samples, divided by this."""
 QUICK_S: Final = 0.002
 """A call whose sample takes at most this many seconds is quick: all its samples are taken in one batch."""
 BATCH_SHARE: Final = 1 / 8

@@ -103,7 +103,7 @@ def let_prepare(server: socket.socket) -> None:
 
 
 def hear_ready(server: socket.socket) -> bool | None:
-    """Return whether a server of workers that precompile is ready: None if not yet, False if it has ended."""
+    """Return True if a server of precompiling workers is ready, None before, and False if the server has ended."""
     try:
         return bool(server.recv(len(READY), socket.MSG_DONTWAIT))
     except BlockingIOError:
@@ -126,7 +126,7 @@ def run_fork_server(sock: socket.socket, run_directory: Path | None, preparation
     most_tasks = count_tasks() + MORE_TASKS + MORE_TASKS_PER_CORE * (os.cpu_count() or 1)
     try:
         if preparation.precompiles:
-            die_with_parent(signal.SIGKILL)  # preparing takes seconds, during which it cannot notice the session's end
+            die_with_parent(signal.SIGKILL)  # preparing takes seconds, without noticing the session's end
         elif preparation.is_for_gpu:
             import_cupti()
         with suppress(WireClosed):  # the session has ended, so this server ends

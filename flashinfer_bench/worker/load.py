@@ -52,11 +52,11 @@ class LoadedEntry(NamedTuple):
 
     function: Function
     signature: Signature | None = None
-    """How it is called; None if it is unknown."""
+    """How the entry function is called; None if this is unknown."""
     setup: Function | None = None
     """Called before the entry function with the same arguments. It returns keyword arguments for the entry function."""
     setup_signature: Signature | None = None
-    """How `setup` is called; None if it is unknown."""
+    """How `setup` is called; None if this is unknown."""
 
     def bind_setup(self, inputs: Sequence[Any], given: Sequence[Any]) -> Callable[[], Any]:
         """Return the call of `setup`: with all arguments of a call, or with only the inputs if `setup` takes no

@@ -128,8 +128,8 @@ class Worker:
         self._latest_tick = 0
         """Clock tick (ms) at which the last untimed call ended."""
         self._returns_same = self._is_checked = False
-        """Whether the solution returns the same memory each time, as far as observed, and whether the current calls
-        were checked for that."""
+        """Whether all checked calls of the solution returned the same memory, and whether the current calls were
+        checked."""
         self._output_cache = OutputCache(0)
         self._graphs: dict[tuple[Any, ...], GraphLaunch] = {}
         """Kind of graph, part of the calls, buffers → the graph."""
@@ -206,8 +206,8 @@ class Worker:
                 torch.cuda.empty_cache()
 
     def start(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Switch the clock on. If the request has a reason to fall back, switch on the clock's fallback instead, if
-        there is one.
+        """Switch the clock on. If the request has a reason to fall back, switch on the clock's fallback instead. A
+        clock without a fallback stays.
         """
         self._running.close()
         self._launched.clear()
@@ -326,8 +326,8 @@ class Worker:
     def _make(self, method: str, request: dict[str, Any], launch_all: Callable[[Sequence[CallLaunch]], None]) -> None:
         """Launch the calls of a request. With `together` they are one graph, captured once and replayed without Python.
 
-        A burst drops the graphs of the previous burst and of its results, since they hold memory. Graphs of empty calls
-        stay.
+        A burst drops the graphs of the previous burst and of that burst's results, since these graphs hold memory.
+        Graphs of empty calls stay.
 
         Raises:
             CaptureRefused: the calls cannot be one graph.

@@ -1,9 +1,9 @@
 """Calls a solution as a separate program, for a tool: python -m flashinfer_bench.worker.one_call ORDER
 
-The tool starts it, in the sandbox that `inspect` has made for both. ORDER is a JSON file: how to load the artifact, the
-file of inputs and outputs, and the number of calls before the inspected call. The result is written to the order's
-`outcome` file: {"called": true}, or {"error": text}. No result is judged here, and a solution can forge all of it. A
-finding of a tool is a hint, never a verdict.
+The tool starts this program, in the sandbox that `inspect` has made for both processes. ORDER is a JSON file: how to
+load the artifact, the file of inputs and outputs, and the number of calls before the inspected call. The result is
+written to the order's `outcome` file: {"called": true}, or {"error": text}. No result is judged here, and a solution
+can forge all of it. A finding of a tool is a hint, never a verdict.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Temporary folders of a process. The process locks its folder, and removes it at the end.
 
-Forks hold the lock, too. If a process is killed, its folder stays without a lock. At its end, the next run of the same
-user removes the folder (`sweep_folders`).
+Forks hold the lock, too. If a process is killed, its folder stays without a lock. The same user's next run removes that
+folder when the run ends (`sweep_folders`).
 """
 
 from __future__ import annotations

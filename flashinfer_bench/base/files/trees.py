@@ -37,7 +37,7 @@ def walk_files(
         folder: the top. A missing folder is reported.
         tell: takes the skipped paths.
         follows_links: walk linked folders, too; each folder is walked once.
-        passes_over: takes a name; returns whether it is skipped without a report.
+        passes_over: takes a name; returns whether paths of this name are skipped without a report.
     """
     seen = {_identity(folder)}
     above = {_identity(parent) for parent in folder.absolute().resolve().parents}
@@ -85,7 +85,7 @@ def _identity(path: Path) -> tuple[int, int] | None:
 
 
 def remove_tree(folder: Path, limit_s: float | None = None) -> bool:
-    """Remove a folder with all its content, or a file or link of this name; return whether it is gone.
+    """Remove the folder with all its content, or the file or link at this path. Return whether the path is then free.
 
     Never raises OSError. Links are not followed. A tree that Python cannot remove is left to rm(1). If rm fails,
     chmod(1) gives the owner every right, and rm tries again. Depth and length of a path do not matter, since rm goes

@@ -289,7 +289,7 @@ def make_recipe(solution: Solution, toolchain: Toolchain, target: BuildTarget) -
 
 
 def choose_units(paths: Sequence[str], *, is_cuda: bool) -> list[str]:
-    """Return the sources that are compiled to an object each; all others are headers.
+    """Return the sources that are compiled, each to one object. All other sources are headers.
 
     Raises:
         BuildFailure: no source can be compiled, a source is CUDA code in a cpp solution, a name is forbidden, or a

@@ -1,4 +1,4 @@
-"""Compares recorded traces. For each workload, it takes the latest trace of each side on the same hardware, with its
+"""Compares recorded traces. For each workload, the latest trace of each side on the same hardware counts, with its
 interval.
 
 The interval of a single worker's trace is widened by the run-to-run variation. A trace of an older version may have an

@@ -226,7 +226,7 @@ class Comparison:
     seconds: float = 0.0
     """Seconds of measuring, without the start."""
     standing: str = ""
-    """The best standing of the times of both sides."""
+    """The best standing that any time of A or B has."""
     timings: Mapping[str, Timing] = field(default_factory=dict)
     """How the times of A and of B were taken, and their flags."""
 
@@ -250,7 +250,7 @@ class Comparison:
 
     @property
     def need(self) -> str:
-        """What would decide the undecided workloads, such as "62 more pairs: --budget 180"; empty for recorded
+        """Advice on how to decide the undecided workloads, such as "62 more pairs: --budget 180"; empty for recorded
         traces."""
         done = sum(len(row.pairs_ms) for row in self.rows)
         undecided = [row for row in self.rows if row.is_unmeasured or self._is_undecided(row)]

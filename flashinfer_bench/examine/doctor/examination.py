@@ -204,7 +204,8 @@ def try_programs(machine: MachineState) -> dict[str, tuple[of.State, str]]:
     It uses the cache of runs, so that a problem of the cache folder is found.
 
     Returns:
-        Way of compiling or calling → its state, and why it does not work. A note if a package is not installed.
+        Way of compiling or calling → its state, with the reason if it does not work. A note if a package is not
+        installed.
     """
     is_cuda = machine.device.kind == "cuda"  # host code cannot read inputs on a GPU
     usable = [one for one in PROGRAMS if machine.languages[one.language] is None]

@@ -78,7 +78,7 @@ def find_programs(tried: Mapping[str, tuple[State, str]]) -> Iterator[Finding]:
     """Say in which ways solutions can be compiled, loaded and called.
 
     Args:
-        tried: way of compiling or calling → its state, and why it does not work.
+        tried: way of compiling or calling → its state, with the reason if it does not work.
     """
     works = [what for what, (state, _) in tried.items() if state == "ok"]
     if works:

@@ -103,7 +103,7 @@ def run_tool(
         device: the GPU.
         definition: name of the definition; None for the solution's definition.
         sandbox: the level of the sandbox.
-        seed: the seed of the inputs; None for a fixed seed.
+        seed: the seed of the inputs; None for the seed 0.
         cache: the folder of builds; None for the user's cache.
         temporary: the folder of temporary files; None for the system's.
         progress: receives each line of progress.

@@ -3,7 +3,7 @@
 `enter_extensions` removes stale locks. While torch builds an extension, a file `lock` lies beside it, and other
 processes wait until this file is removed. If the building process is killed, the file stays, and all later processes
 would wait for ever. So each worker holds a kernel lock on its solution's folder during its life. A worker that is alone
-there removes such files.
+in the folder removes its `lock` files.
 
 `link_modules` lays a solution's folder over FlashInfer's compiled modules. Links lead to modules compiled ahead, and
 the library writes further modules next to them. A module is in
