@@ -141,8 +141,21 @@ def test_outputs_are_not_wrong_if_the_device_of_their_check_fails(raised: str, i
 def test_on_a_cpu_a_kernel_that_names_cuda_runs_there(tmp_path: Path, device: str, modes: int) -> None:
     path = tmp_path / "mine.py"
     number = "float(torch._C._len_torch_function_stack())"
-    path.write_text(f"import torch\ndef custom_kernel(data):\n    return torch.full((4,), {number}{device})\n")
+    text = f"def custom_kernel(data):\n    return torch.full((4,), {number}{device})\n"
+    path.write_text(f"import torch\ngenerate_input = len\n{text}")
     assert make_problem("return ''").bind_solution(str(path))(torch.ones(4))[0].tolist() == [modes] * 4
+
+
+@pytest.mark.parametrize(
+    ("reference", "value", "is_right"),
+    [("2 * data", 1.0, True), ("2 * data", float("nan"), False), ("data / data", float("nan"), True)],
+)
+def test_a_nan_that_a_check_overlooks_is_wrong_unless_the_reference_has_one(
+    reference: str, value: float, is_right: bool
+) -> None:
+    problem = make_problem("return not (output > 9).any(), 'large'")
+    problem.files["reference"] = problem.files["reference"].replace("2 * data", reference)
+    assert (problem.check_outputs([torch.zeros(4)], [torch.full((4,), value)]) == "") == is_right
 
 
 def test_all_processes_have_the_same_other_values() -> None:
