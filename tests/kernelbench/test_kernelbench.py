@@ -17,7 +17,9 @@ from flashinfer_bench.data.kernelbench.block import KernelBenchTask
 from flashinfer_bench.data.kernelbench.tasks import KernelBench
 from flashinfer_bench.data.problems.folder import find_problems, read_folder
 from flashinfer_bench.data.store.drafts import DraftHints, read_draft
+from flashinfer_bench.data.trace_set import TraceSet
 from flashinfer_bench.errors import DataSetError
+from tests.kit import make_definition
 
 SAMPLE = (5, 11, 12, 17, 21, 29)
 HEAD = "import torch\ndef get_init_inputs():\n    return []\ndef get_inputs():\n    return [torch.rand(4)]\n"
@@ -169,6 +171,9 @@ def test_a_task_in_the_folder_of_the_shell_has_its_level(tmp_path: Path, monkeyp
     facts = {"arguments": 0, "written": [], "inputs": {}, "outputs": {}}
     ((raw, _),) = KernelBench().make(Path("1_Net.py"), "", facts, "", [])
     assert raw["op_type"] == "kernelbench_l3"
+    found = TraceSet(definitions={"kernelbench_l3_001_net": make_definition()})
+    ((*_, author),) = KernelBench().name_solutions(found, Path("level_3_problem_1_sample_0_kernel.py"))
+    assert author == "level3"
 
 
 def test_the_code_of_tasks_runs_only_if_the_user_trusts_it(tasks: Path, capsys: pytest.CaptureFixture[str]) -> None:

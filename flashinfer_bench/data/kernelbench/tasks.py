@@ -50,7 +50,8 @@ class KernelBench:
         if SOLUTION_FILE.fullmatch(file.stem):
             if (definition := find_by_file([file.stem], found.definitions)) is None:
                 raise DataSetError("no task here has its level and problem")
-            yield definition, f"{file.parent.name}_{file.stem}", file.parent.name
+            author = file.absolute().parent.name
+            yield definition, f"{author}_{file.stem}", author
 
     def make(
         self, file: Path, source: str, facts: Raw, block: str, _issues: list[LoadIssue]
