@@ -1,7 +1,7 @@
 """A run of a trace set on one page: plan → submission → verdicts → traces.
 
 Other modules decide. `planning` decides the jobs of a run, `machine` the devices, `harness` the flow of jobs and
-results, and `evaluators` whether a solution is right. A fault is not a verdict. It makes no trace; it is an event, and
+results, and `evaluators` whether a solution is right. A fault is not a verdict: it makes no trace, but is an event, and
 is listed in `faults`.
 """
 
@@ -342,7 +342,8 @@ def make_rules(context: HarnessContext, plan: Plan, *, keeps_sessions: bool = Fa
 
 
 class PlanRun(Submission):
-    """The jobs of a plan. Each runs in one worker, or in several workers that alternate with other solutions' workers.
+    """The jobs of a plan. Each job runs in one worker, or in several workers that alternate with other solutions'
+    workers.
 
     With several workers the latency is the mean over them; its interval comes from the spread between them. The first
     worker that does not pass decides the verdict, since a solution must be right each time.
@@ -399,7 +400,7 @@ class PlanRun(Submission):
 
     def note(self, job: Job, result: Trace | JobFaulted) -> None:
         """Withdraw the job from workers that have not run it. If all verdicts of the workload are there, submit the
-        confirmation of the best."""
+        confirmation of the best solution."""
         if self._times > 1:
             self._harness.withdraw(self, job)
         if self._winners is not None and (jobs := self._winners.note(job, result)):

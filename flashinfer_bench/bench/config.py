@@ -66,7 +66,7 @@ EDITED_CALL_S: Final = 20.0
 """Default `call_timeout_seconds` of edited files and of submissions. A hang then costs only seconds."""
 OLD_EXTRAS: Final = frozenset({"sampling_validation_trials", "sampling_tvd_threshold"})
 OLD_NAMES: Final = OLD_EXTRAS | {"log_dir"}
-"""Fields of the public package that have another location here. They are read with a warning."""
+"""Fields of the public package that have another location here, and are read with a warning."""
 BETWEEN: Final = ("flashinfer_bench", "pydantic")
 """Packages whose frames lie between a script's call and the validator."""
 
@@ -117,7 +117,7 @@ class BenchmarkConfig(EvalSettings):
     """Absolute tolerance of an element, above 0."""
 
     use_isolated_runner: bool = False
-    """A new worker process for each workload instead of one for each solution."""
+    """Start a new worker process for each workload, instead of one for each solution."""
     timeout_seconds: Seconds = 300
     """Limit of one solution on one workload, in seconds."""
     call_timeout_seconds: Seconds | None = None
@@ -235,7 +235,7 @@ class BenchmarkConfig(EvalSettings):
         return self._lay(self._levels, overrides)
 
     def with_defaults(self, origin: str, **values: Any) -> BenchmarkConfig:
-        """Return this configuration with other defaults of eval fields. A value from any source beats such a default.
+        """Return this configuration with these defaults of eval fields. A value from any source beats such a default.
 
         Args:
             origin: their origin.

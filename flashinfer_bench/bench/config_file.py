@@ -1,7 +1,7 @@
 """The problems of settings with their locations.
 
-Problems are raised as pydantic's ValidationError. Each names its location (`my.yaml: op_type_config.moe.rtol (line
-4)`), and for an unknown key the nearest known key. `config.py` and `tolerances.py` know the meaning of the keys.
+Problems are raised as pydantic's ValidationError. Each problem names its location (`my.yaml: op_type_config.moe.rtol
+(line 4)`), and for an unknown key the nearest known key. `config.py` and `tolerances.py` know the meaning of the keys.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def list_problems(
     Args:
         error: the validation error.
         known: keys of the model, to suggest one for an unknown key.
-        source: origin of the values. With it, each problem gets its location.
+        source: origin of the values, if problems get their location.
         lines: line of each key in the source.
     """
     problems = []

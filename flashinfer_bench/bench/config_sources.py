@@ -140,7 +140,7 @@ class EvalSettings(StrictModel):
     lost_rows_rule: bool = True
     """Reject any fully wrong row, except near ties, if the matched ratio is below 1."""
     regimes_rule: bool = True
-    """Judge some untimed calls on inputs of other scales."""
+    """Judge some untimed calls on inputs of unusual scales."""
     power_rule: bool = True
     """Make more calls of a sampler that returns few rows, to find a small mass that it omits."""
     extra: Extra = Field(default_factory=dict)

@@ -5,9 +5,9 @@ decides what is judged again, and starts no process. `next_to_confirm` decides f
 and `BestKnown` for the single verdicts of an engine. The harness judges a confirmation like any other job, in a new
 worker and on other inputs; its trace is another line of the file.
 
-Some checks never reject a right solution by chance. A solution passed wrongly if such a check rejects it in a
-confirmation and in another job of this run. Then each workload that it passed in this run gets another trace, which
-revokes the verdict (`void`).
+Some checks never reject a right solution by chance. If such checks reject a solution in a confirmation and in another
+job of this run, the solution's passed verdicts were wrong. Each workload that it passed in this run then gets another
+trace, which revokes the verdict (`void`).
 """
 
 from __future__ import annotations
@@ -228,7 +228,7 @@ class Winners:
         """Revoke the passed verdicts of a solution with two verdicts in `broken`; return the workloads of the revoked
         verdicts.
 
-        One of the two must come from a confirmation, since an honest solution may be wrong on two workloads.
+        One of these two verdicts must come from a confirmation, since an honest solution may be wrong on two workloads.
         """
         if not record.is_confirmation_broken or len(record.broken) < 2:
             return []

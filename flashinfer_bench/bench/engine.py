@@ -11,8 +11,8 @@ confirm="if_best")`, `state()`, `subscribe(callback)`, `close(drain=False)`.
 Errors: `QueueFull`, `EngineClosed`, `TaskFailed`, `TaskCancelled` in `flashinfer_bench.errors`; a solution, definition
 or workload that is missing, or cannot run here, is a `ConfigError`.
 
-One thread drives the `Harness`. It makes the traces, saves them, and calls the callbacks. Other threads wake it by a
-socket.
+One thread drives the `Harness`. It makes the traces, saves them, and calls the callbacks. Other threads wake this
+thread by a socket.
 """
 
 from __future__ import annotations
@@ -218,7 +218,7 @@ class Engine:
         """Take no more tasks, and end every process and thread of the engine.
 
         Args:
-            drain: finish the open tasks first. Otherwise they fail with EngineClosed.
+            drain: finish the open tasks first. Without it, open tasks fail with EngineClosed.
         """
         with self._lock:
             self._is_closed = True

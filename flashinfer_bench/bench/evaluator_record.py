@@ -6,9 +6,9 @@ keys of `extra` that it reads, and the revision of its rules:
     class ParityEvaluator(DefaultEvaluator):
         record = EvaluatorRecord(revision=1, op_types=("parity",), extra_keys={"parity_share": SHARE})
 
-`find_records` parses the files and evaluates this one expression, with the functions, constants and imports of its
-file. The names in the record must work without torch. `registry` imports the class of each record, in the order of the
-records.
+`find_records` parses the files, and evaluates only the expression of each `record`, with the functions, constants and
+imports of its file. The names in the expression must work without torch. `registry` imports the class of each record,
+in the order of the records.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ MAX_ERROR_NORM: Final = "max_error_norm"
 SUMMED_TOLERANCE: Final = "summed_tolerance"
 """Key of `extra`: allow an error up to atol + rtol * |expected|, as torch.allclose does."""
 MEASURE_REJECTED: Final = "measure_rejected"
-"""Key of `extra`: also time a solution with wrong values. Its trace still has the status of wrong values, and no
-performance."""
+"""Key of `extra`: also time a solution with wrong values. The solution's trace still has the status of wrong values,
+and no performance."""
 EXPONENT: Final = re.compile(r"[-+]?\d+[eE][-+]?\d+$")
 SHOWN_CHARS: Final = 80
 """Characters of a wrong value that a message shows."""
@@ -92,8 +92,8 @@ class EvaluatorRecord:
 
 @cache
 def find_records() -> tuple[EvaluatorRecord, ...]:
-    """Return the records of this package's evaluators. The first record that covers a definition has the evaluator that
-    judges it."""
+    """Return the records of this package's evaluators. The first record that covers a definition decides which
+    evaluator judges the definition."""
     result = [record for file in sorted(FOLDER.rglob("*.py")) for record in _read_records(file)]
     return tuple(sorted(result, key=lambda record: not record.op_types))
 

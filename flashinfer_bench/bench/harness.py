@@ -49,12 +49,12 @@ Result = Evaluation | JobFaulted
 
 
 class Submission:
-    """Jobs of one caller. A subclass gets their results, and may then submit further jobs."""
+    """Jobs of one caller. A subclass gets the results of these jobs, and may then submit more jobs."""
 
     queue_class: QueueClass = QueueClass()
     is_shared = False
-    """Whether its jobs may be judged together with equal jobs of other submissions. Then a job whose trace cannot be
-    saved is a fault; otherwise the error is raised."""
+    """Whether its jobs may be judged together with equal jobs of other submissions. If so, a job whose trace cannot be
+    saved is a fault; if not, the error is raised."""
     is_saved = False
     """Whether each trace is appended to the set on disk before it is reported."""
 

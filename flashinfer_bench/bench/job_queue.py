@@ -114,8 +114,8 @@ class JobQueue:
             devices: devices that share the work.
             is_ready: returns whether a job may be taken: its solution is built, and the device is of the job's
                 hardware.
-            idle: idle devices, including this one; 0 if the device asks ahead for its next batch. Then no solution is
-                split.
+            idle: idle devices, including this one; 0 if the device asks ahead for its next batch. With 0, no solution
+                is split.
         """
         queue_classes = [queue_class for queue_class, one in self._queue_classes.items() if one.groups]
         for queue_class in sorted(

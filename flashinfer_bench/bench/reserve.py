@@ -33,7 +33,7 @@ class Reservation:
 
     Args:
         jobs: the jobs of the run, each with the folder of its set; None for a set in memory.
-        done: recorded jobs, in the same form. The run may confirm their winners.
+        done: recorded jobs, each with the folder of its set. The run may confirm their winners.
     """
 
     def __init__(self, jobs: Iterable[Placed] = (), done: Iterable[Placed] = ()) -> None:

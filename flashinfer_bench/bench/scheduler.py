@@ -7,7 +7,7 @@ not begun is taken back if another device would idle, or if the order of the que
 session runs once more on a fresh session; the second loss is a fault. Compilers run at the same time
 (`compile/build_pool.py`); in a run on a CPU they end before the first job begins.
 
-One thread drives the loop with one select. It judges nothing, makes no traces, and knows no submissions: see
+One thread drives the loop with one select. The loop judges nothing, makes no traces, and knows no submissions: see
 `harness.py`.
 """
 

@@ -1,9 +1,9 @@
 """The LowBit evaluator: as Default, but a small share of the elements may miss the tolerance.
 
-A kernel that quantises its intermediate values rounds differently from the reference. In a near tie this may send a
-token to another expert. `compare.tolerance` limits the errors of the elements that miss. The share of these elements
-must also be small if elements that are zero in both outputs do not count. With few rows, scales in tiles are mostly
-zero padding.
+A kernel that quantises its intermediate values rounds differently from the reference. In a near tie, such a difference
+may send a token to another expert. `compare.tolerance` limits the errors of the elements that miss. The share of these
+elements must also be small if elements that are zero in both outputs do not count. With few rows, scales in tiles are
+mostly zero padding.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The definition's reference as a callable. It is trusted, so it runs in the judge's process.
+"""The definition's reference as a callable. The reference is trusted, so it runs in the judge's process.
 
-An error in it is a fault of the definition or of the workload, never of a solution.
+An error in the reference is a fault of the definition or of the workload, never of a solution.
 """
 
 from __future__ import annotations
@@ -192,7 +192,7 @@ class Reference:
         """Compare dtypes and shapes with the definition's. The first tensor with a var axis sets the size of that axis.
 
         Raises:
-            DefinitionFault: an output has another dtype, shape or device than it must have.
+            DefinitionFault: an output has the wrong dtype, shape or device.
         """
         definition, sizes = self.definition, dict[str, int]()
         specs = (*definition.inputs.values(), *definition.outputs.values())

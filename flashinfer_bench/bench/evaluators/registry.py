@@ -2,8 +2,8 @@
 
 A plug-in's module offers its evaluators in a list `EVALUATORS`, or appends them to `_EVALUATORS` while it is imported.
 Evaluators in the public package's documented form are adapted to the calls of the device session. Their methods may
-have no parameter `context`, or take `device`, `log_path` and `trace_set_root`. They may return a `Correctness`, or a
-pair (`Correctness`, `Evaluation`). The `Evaluation` is None if the solution is right.
+have no parameter `context`, or take `device`, `log_path` and `trace_set_root`. These methods may return a
+`Correctness`, or a pair (`Correctness`, `Evaluation`). The `Evaluation` is None if the solution is right.
 """
 
 from __future__ import annotations

@@ -38,8 +38,8 @@ SEE: Final = "`flashinfer-bench repro` saves such a call, and `--no-regimes-rule
 FLOAT_CHANGE: Final = 0.01
 """A float counts as changed if it differs by more than this share of its value on usual inputs."""
 LEAST_FLOAT: Final = 1e-12
-"""Smallest change that counts, for a float whose usual value is about zero. A flushed denormal is a smaller change. One
-of very many terms of a sum makes a larger change."""
+"""Smallest change that counts, for a float whose usual value is about zero. A flushed denormal is a smaller change. A
+single term of a sum of very many terms makes a larger change."""
 WRONG_SHARE: Final = 0.25
 """Elements that may be wrong, as a share of the elements that differ from the usual output."""
 ODD_KINDS: Final = (torch.isposinf, torch.isneginf, torch.isnan)

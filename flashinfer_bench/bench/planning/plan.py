@@ -2,9 +2,9 @@
 process.
 
 Names are checked first (selection.py). `prepare` selects the workloads that can be judged: their stored inputs exist,
-and no foreign code makes their inputs. Solutions that cannot run here are skipped. Their language and the free text of
-their target_hardware decide; in doubt they run. Then recorded jobs are skipped (resume.py). The order of the jobs is
-the set's: by definition, solution, workload.
+and no foreign code makes their inputs. Solutions that cannot run here are skipped. A solution's language and the free
+text of its target_hardware decide; in doubt the solution runs. Then recorded jobs are skipped (resume.py). The order of
+the jobs is the set's: by definition, solution, workload.
 """
 
 from __future__ import annotations

@@ -87,7 +87,7 @@ def is_same(recorded: Mapping[str, str] | None, wanted: Mapping[str, str]) -> bo
 
 
 class Decision(NamedTuple):
-    """Whether a resumed run does a job. A job without a reason and without a trace is new."""
+    """The decision whether a resumed run judges a job. A job without a reason and without a trace is new."""
 
     reason: str = ""
     """Reason why a recorded job is done again: "solution changed", "timed out"."""
@@ -201,7 +201,8 @@ def _which_limit(evaluation: AnyEvaluation, run: RecordedRun, config: BenchmarkC
 
 
 def _newest_alike(records: list[Record], wanted: Mapping[str, str]) -> list[Record]:
-    """Return the records that follow the latest record with another solution, definition, workload or evaluator."""
+    """Return the records after the latest record whose solution, definition, workload or evaluator is not the wanted
+    one."""
     judged = list(map(wanted.get, JUDGED_KEYS))
     for index in range(len(records), 0, -1):
         keys = records[index - 1][2].fingerprint

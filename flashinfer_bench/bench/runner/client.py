@@ -40,7 +40,7 @@ START_LIMIT_S: Final = 180.0
 CLOSE_LIMIT_S: Final = 3.0
 FORCE_LIMIT_S: Final = 30.0
 PHASE_GRACE_S = 120.0
-"""Seconds added to a phase's limit, for comparisons and for reading blobs. A session that is silent for longer counts
+"""Seconds added to a phase's limit, for comparisons and for reading blobs. A session that is silent beyond this counts
 as lost."""
 
 

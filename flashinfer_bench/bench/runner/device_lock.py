@@ -26,7 +26,7 @@ def lock_path(device: Device) -> Path:
 
 
 def open_lock(path: Path) -> int:
-    """Open a file that every user of the machine can lock. Create it if it is missing."""
+    """Open a file that every user of the machine can lock. Create the file if it is missing."""
     path.parent.mkdir(mode=0o1777, parents=True, exist_ok=True)
     before = os.umask(0)
     try:

@@ -62,7 +62,7 @@ class JobSeeds:
 def job_seed(run_seed: int, job: Job) -> int:
     """Return the seed of a job's inputs, derived from the seeds of run, definition, workload and solution.
 
-    It differs between solutions, so that a solution cannot store answers for another solution.
+    The seed differs between solutions, so that a solution cannot store answers for another solution.
     """
     parts = (str(run_seed), job.definition.digest(), job.workload.digest(), job.solution.digest())
     return seed_of("|".join(parts))
@@ -72,7 +72,7 @@ def recorded_seeds(traces: Iterable[Trace]) -> tuple[int | None, dict[JobKey, in
     """Return the user's seed of the run that recorded the traces. If the user gave no seed, return None, and each job's
     secret seed.
 
-    A trace without a seed has no entry. Its job gets a new seed.
+    A trace without a seed has no entry, so its job gets a new seed.
 
     Raises:
         UsageError: the traces come from runs of different seeds.

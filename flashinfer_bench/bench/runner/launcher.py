@@ -1,9 +1,10 @@
 """The fork server of sessions: one process imports torch, and every session of the host is forked from it.
 
 So several devices, and successive runs in a program, need only one import. The host's side is `Launcher`. The process
-itself is `python -m flashinfer_bench.bench.runner.launcher FD HOST_PID`. It ties itself to its host before slow
-imports, so it ends if the host is killed while torch loads. It uses no device. It ends with the host, or after some
-idle minutes. The first sessions import the judge themselves, while their workers start. Later sessions inherit it.
+itself is `python -m flashinfer_bench.bench.runner.launcher FD HOST_PID`. The process ties itself to its host before
+slow imports, so it ends if the host is killed while torch loads. It uses no device, and ends with the host, or after
+some idle minutes. The first sessions import the judge themselves, while their workers start. Later sessions inherit the
+imported judge.
 
 A request is a frame {"environment", "folder"} with four descriptors: the session's socket, the lifeline, the file for
 its output, and a socket on which the server reports {"pid"}, then {"exit"}. If the host closes its end of that socket
@@ -98,7 +99,7 @@ class Launcher:
         return LaunchedSession(self, ours)
 
     def last_words(self) -> str:
-        """Return the end of its output."""
+        """Return the end of the server's output."""
         return read_tail(self._output)
 
     def end(self) -> None:

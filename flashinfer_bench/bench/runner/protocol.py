@@ -82,7 +82,7 @@ class SessionConfig(Frame):
     compiles_ahead: bool = False
     """Modules are compiled before their solutions run. The host announces these solutions."""
     expects_new: bool = False
-    """Solutions may still be submitted. The session keeps some warm workers for such solutions."""
+    """Whether more solutions can be submitted. The session keeps some warm workers for new solutions."""
     plug_ins: list[PlugIn] = []
     """Evaluators from outside the package. The session imports them; workers do not."""
     tool: tuple[str, str] | None = None
@@ -177,4 +177,4 @@ class JobFault(Frame):
     retry: bool
     """Another try in a fresh session may help."""
     is_left_out: bool = False
-    """The job did not fail. It was skipped, because a call of the solution ran out of time in another job."""
+    """The job did not fail, but was skipped, because a call of the solution ran out of time in another job."""

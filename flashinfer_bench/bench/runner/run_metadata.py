@@ -1,7 +1,7 @@
 """A session's metadata for samples: the launch overhead (`launch_gap_ns`), and the GPU's state before and after.
 
-The launch overhead is measured in the CUDA contexts of all processes before the session loads a solution. It stays
-fixed for the whole run, so that the same overhead is added for all solutions.
+The launch overhead is measured in the CUDA contexts of all processes before the session loads a solution. The overhead
+stays fixed for the whole run, so that it is the same for all solutions.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ The parts: `files` (Landlock: a worker writes to its own folders and reads only 
 call filter: no connections, no namespaces, no attributes of foreign files), `root` (if root runs the engine, its
 workers have no rights of root). The sandbox needs both files and calls, since either part alone can be bypassed.
 
-bubblewrap replaces none of these parts. It starts a new program in its sandbox, while a worker is forked from a fork
+bubblewrap replaces none of these parts, since it starts a new program in its sandbox. A worker is forked from a fork
 server that has torch in memory. A bubblewrap around the fork server would give all workers of a session one view of the
 files. Then each worker could write to the folders of other workers.
 """

@@ -2,7 +2,7 @@
 
 Triton's driver compiles its helpers at its first use, which takes seconds. A session compiles them into a folder that
 no worker reads or writes, and copies them into new caches of solutions. The folder is used only if it belongs to this
-user and no other user can write to it. Its name has the versions of Triton, torch and Python.
+user and no other user can write to it. The folder's name has the versions of Triton, torch and Python.
 """
 
 from __future__ import annotations

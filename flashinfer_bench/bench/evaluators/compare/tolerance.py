@@ -7,7 +7,8 @@ matches. A nan or an infinity anywhere else makes the output wrong, whatever the
 
 An output passes if the share of matching elements reaches the required ratio. A ratio below 1 has two more rules: no
 error may exceed a cap, and no window of the output may seem unwritten. Elements that are zero or nan in both outputs
-(shared zeros) are often padding. If the tolerance ignores them, the other elements alone must reach the ratio, too.
+(shared zeros) are often padding. If the tolerance ignores shared zeros, all other elements alone must reach the ratio,
+too.
 
 `outputs` measures the errors. The script of `repro` has copies of `outputs` and of this module, since both need only
 torch.

@@ -37,7 +37,7 @@ from flashinfer_bench.data import Definition, RandomInput, Workload
 
 LARGEST_SHARE_FACTOR: Final = 2.0
 """Largest factor by which an element is multiplied, in rows that keep their sum or norm. The smallest is its inverse.
-The factors change which elements are largest, but a row stays about as peaked."""
+The factors change which elements are largest, but hardly change how peaked a row is."""
 SHORTEST_ROW: Final = 64
 """Minimum elements of a row that is shuffled by itself. The order of fewer elements can be guessed."""
 SHORT_TOGETHER: Final = 4096

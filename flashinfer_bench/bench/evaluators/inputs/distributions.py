@@ -1,7 +1,7 @@
 """Random tensors of any dtype. Large tensors are filled in place or in chunks, never copied whole.
 
-A `ValueSpec` describes an input that has no values yet. The functions here make its values; `rules` picks the function.
-Small integer tensors are made on the CPU and moved, so that every device gets the same values.
+A `ValueSpec` describes an input that has no values yet. The functions here make values of inputs; `rules` picks the
+function. Small integer tensors are made on the CPU and moved, so that every device gets the same values.
 """
 
 from __future__ import annotations

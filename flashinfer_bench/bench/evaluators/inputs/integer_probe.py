@@ -55,7 +55,8 @@ class IntegerProbe:
         self._axes, self._values, self._device = axes, dict(values), device
         self._found: dict[str, tuple[range, int | None]] = {}
         self._runs: dict[tuple[Any, ...], Watch] = {}
-        """Input and its values → the run with them. The other inputs have the values that were known at that time."""
+        """Input and its values → the run with them. All other inputs of a run have the values that were known when it
+        began."""
         for self._truth in (True, False):
             self._runs.clear()
             if self._run().end in (DONE, STOPPED):

@@ -1,4 +1,4 @@
-"""The free memory of a device. It limits the number of sets of inputs, and their size."""
+"""The free memory of a device, which limits the number and size of sets of inputs."""
 
 from __future__ import annotations
 

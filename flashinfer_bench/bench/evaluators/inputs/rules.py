@@ -39,10 +39,11 @@ STEP_RANGE: Final = (0.001, 0.1)
 channel's rate says how much the channel forgets in this step. Models are initialised with such biases. With steps near
 one, all channels would forget within 20 steps."""
 DELTA_STEP_RANGE: Final = (0.01, 1.0)
-"""Range of the steps of a gated delta net. With smaller steps, its outputs would grow with its memory, and code that
-rounds to bfloat16 would be rejected. The state also forgets without decay, since new keys overwrite old keys."""
+"""Range of the steps of a gated delta net. With smaller steps, the outputs would grow with the net's memory, and code
+that rounds to bfloat16 would be rejected. The state also forgets without decay, since new keys overwrite old keys."""
 RATE_RANGE: Final = (1.0, 16.0)
-"""Range of the channels' rates if steps have a bias. A channel then forgets within one step to hundreds of steps."""
+"""Range of the channels' rates if steps have a bias. The slowest channels then forget within hundreds of steps, the
+fastest channels within one step."""
 LONE_RATE_RANGE: Final = (0.001, 16.0)
 """Range of the channels' rates if steps have no bias. Then steps are near one, and the rates alone decide how long a
 channel remembers."""
@@ -74,7 +75,8 @@ class VariedInput:
     deviation: float | None = None
     """Standard deviation of a random "scaled" input that is normal around zero."""
     flips: int = 0
-    """Bits that may be flipped in each byte of a random "rolled" input, without making a value less likely."""
+    """Bits that may be flipped in each byte of a random "rolled" input. Flipped values are as likely as the original
+    values."""
     is_perturbed: bool = False
     """Whether a "rolled" input that is not random holds quantised numbers, which may change a little."""
     kind: Kind | None = None

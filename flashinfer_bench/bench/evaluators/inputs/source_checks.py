@@ -1,4 +1,5 @@
-"""Finds the values that a reference tests for. Patterns search its source after strings and comments are removed.
+"""Finds the values that a reference tests for. Patterns search the reference's source after strings and comments are
+removed.
 
 Stress cases (`stress.py`) use the result. For example, a guard against infinite numbers matters only if an input has an
 infinite number.

@@ -5,8 +5,8 @@ takes some microseconds at any size. If an operation indexes or slices by intege
 exclusive bound. The run continues with valid indices. Values that depend on floats are unknown. If Python reads an
 unknown float, it gets 1. An unknown mask selects all elements.
 
-A run changes no input, and executes no code of a solution. It ends early if the reference cannot be followed. Examples
-are a request for a tensor's address, a change of shape in place, and too many operations.
+A run changes no input, and executes no code of a solution. The run ends early if the reference cannot be followed, for
+example because it requests a tensor's address, changes a shape in place, or has too many operations.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ DID: Final = {
     **dict.fromkeys(("pow", "ldexp", "exp", "exp2", "expm1", "cosh", "sinh", "bitwise_left_shift", "lshift"), "choose"),
     **dict.fromkeys(("nonzero", "bincount", "unique2", "repeat_interleave"), "choose"),
 }
-"""Operation → its use of an integer's bits. The names lack the underscores around them.
+"""Operation → its use of an integer's bits. The operations' names lack the underscores around them.
 
 If an operation uses an input to "choose" elements, sizes or exponents, not all bits are valid."""
 TESTS: Final = frozenset({("lt", 0), ("ge", 0), ("gt", -1), ("le", -1)})

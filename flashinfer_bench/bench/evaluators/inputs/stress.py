@@ -39,8 +39,8 @@ LOUD: Final = 15
 """Number of columns, and of rows, that `quieten` leaves unchanged. So a solution that samples the elements reads some
 unchanged elements."""
 QUIET_SHARE: Final = 1 / 400
-"""The scaled-down elements have this share of the sum of squares. Rounding them to zero makes an error of half of the
-usual norm limit."""
+"""The scaled-down elements have this share of the sum of squares. Rounding these elements to zero makes an error of
+half of the usual norm limit."""
 ROWS_PER_CHOSEN: Final = 64
 """One in this many rows, or groups of rows, is chosen. A solution that samples the rows rarely reads the chosen row."""
 OUTWEIGHS: Final = 32
@@ -54,8 +54,8 @@ FAR: Final = (2.5, 4.5)
 GATE: Final = (3.5, 5.0)
 """Range of the shift of a gate's input. Such a shift makes the gate's sigmoid nearly 1 or nearly 0."""
 OPEN_STEPS: Final = 80
-"""Some gates are shifted in this many last steps. In earlier steps the gates are as usual, so the state takes in
-values."""
+"""Some gates are shifted only in this many steps at the end. In earlier steps the gates are as usual, so the state
+takes in values."""
 LEAST_LENGTH: Final = 4
 """`part_of` chooses nothing along a shorter axis."""
 DENSITIES: Final = (0.02, 0.1, 0.9, 0.98)
@@ -64,21 +64,21 @@ LEAST_BOOLS: Final = 8
 """A changed row is expected to have at least this many true and this many false elements. A row that is all true or all
 false may have no right answer."""
 FEW_NUMBERS: Final = 16
-"""An output with fewer elements is checked by more calls, since it may be right by chance."""
+"""An output with fewer elements than this is checked by more calls, since it may be right by chance."""
 MOST_BYTES: Final = 1 << 30
 """Maximum bytes of inputs that a job's stress calls keep until they are judged. A single call may exceed this."""
 MANY_ELEMENTS: Final = 1 << 28
-"""8-bit inputs with more elements are not changed. A change needs several times the input's memory."""
+"""8-bit inputs with more elements than this are not changed. A change needs several times the input's memory."""
 QUICK_MS: Final = 5.0
 SLOW_CALLS: Final = 2
 """Number of cases that are tried if a call of the reference takes more than QUICK_MS on a GPU."""
 TIME_LIMIT_MS: Final = 1e3
-"""Milliseconds that a reference on a CPU may take for all cases; it is called at least once."""
+"""Milliseconds that a reference on a CPU may take for all cases. The reference is called at least once."""
 HAVE_RULES: Final = re.compile(r"gdn|mamba.*")
 """Op types with rules for gates in `rules.py`."""
 RATES: Final = re.compile(r"a_?log|log_?a|dt_bias|(log_?)?decays?(_rates?)?")
-"""Names of inputs that set how fast a state forgets. They are not changed, because they have meaning at one scale
-only."""
+"""Names of inputs that set how fast a state forgets. These inputs are not changed, because their values have meaning at
+one scale only."""
 
 
 class Chance:
@@ -150,7 +150,7 @@ def part_of(axis: int, *, offset: int = 0, late: bool = False) -> Support:
     """Choose every second position in one half of an axis.
 
     A solution that reads only one half, or every second position, misses the chosen part in one of two calls. Parts 0
-    and 1 together cover both halves, and even and odd positions. The same is true of parts 2 and 3.
+    and 1 together, and also parts 2 and 3 together, cover both halves, and even and odd positions.
 
     Args:
         axis: -1 or -2.

@@ -61,8 +61,8 @@ Flips = int | torch.Tensor
 
 
 class Writer:
-    """Writes tensors: on a CPU at once, on a GPU in one launch at `finish`. Until then the caller must keep all tensors
-    alive.
+    """Writes tensors: on a CPU at once, on a GPU in one launch at `finish`. The caller must keep all tensors alive
+    until `finish`.
 
     Args:
         device: device of all tensors.

@@ -18,8 +18,8 @@ from flashinfer_bench.bench.evaluators.compare.outputs import CHUNK_ELEMENTS, re
 from flashinfer_bench.bench.evaluators.compare.packed import is_packed
 
 LEAST_ROW: Final = 16
-"""Minimum elements of a row. An output with fewer elements is a single row, whose norms are judged on stress inputs
-only."""
+"""Minimum elements of a row. An output with fewer elements than this is a single row, whose norms are judged on stress
+inputs only."""
 FLOOR: Final = 0.1
 """A row's error is divided by at least this share of the usual row's norm (the root mean square over the rows). A row
 of cancelled sums is small, but has the rounding errors of the large terms."""
@@ -27,8 +27,8 @@ NO_VALUE_SCALES: Final = frozenset({getattr(torch, "float8_e8m0fnu", None)})
 """Dtypes to which norms do not apply, because neighbouring values differ by a factor of two. An error of one step in
 one element may be as large as the whole row."""
 BROUGHT_ROWS: Final = 1 << 13
-"""Maximum number of rows whose norms are moved to the CPU. For so few rows an operation on the CPU takes less time than
-a kernel launch."""
+"""Maximum number of rows whose norms are moved to the CPU. With at most this many rows, an operation on the CPU takes
+less time than a kernel launch."""
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,8 @@
 
 For example, a token near a tie is sent to another expert, or the largest element of a softmax of large numbers changes.
 No rule may reject a solution because of such rows. To find them, the reference is called on inputs with random rounding
-errors. A choice among equal values is also made in a different order. This happens only if a rule is about to reject.
+errors. A choice among equal values is also made in a different order. These calls are made only if a rule is about to
+reject an output.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ MOST_OF_SIGMOID: Final = 0.1
 """The errors that `of_sigmoid` adds have a standard deviation of at most this share of each number."""
 FLOAT8: Final = (torch.float8_e4m3fn, torch.float8_e5m2)
 REORDERED_SHARE: Final = 0.25
-"""A row is ill-conditioned if another order of equal values changes it by more than this share of its allowed error."""
+"""A row is ill-conditioned if a different order of equal values changes it by more than this share of its allowed
+error."""
 _ATEN: Final = torch.ops.aten
 CHOOSING: Final = {
     _ATEN.topk.default: (2, -1),
@@ -70,7 +72,7 @@ class Rounding:
     slack: float = math.inf
     """An ill-conditioned row is judged if its error is more than this many times its change under rounding."""
     of_sigmoid: float = 0.0
-    """Absolute error of a sigmoid. Each number gets a further error that changes its sigmoid by about this much."""
+    """Absolute error of a sigmoid. Each number gets an additional error that changes its sigmoid by about this much."""
 
 
 USUAL_ROUNDING: Final = Rounding(2.0**-7, 0.25)
@@ -188,8 +190,8 @@ def call_rounded(
 
 
 class OtherTies(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has no types for it
-    """A torch mode in which the operations of `CHOOSING` choose another of several equal values. Saturated scores often
-    tie.
+    """A torch mode in which the operations of `CHOOSING` make different choices among equal values. Saturated scores
+    often tie.
 
     Args:
         seed: seed of the order of equal values. A stable sort keeps its guaranteed order.
@@ -208,7 +210,7 @@ class OtherTies(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Call an operation. A choosing operation gets its elements in another order."""
+        """Call an operation. A choosing operation gets its elements in a different order."""
         del types
         given = dict(kwargs or {})
         if func not in CHOOSING or given.get("stable") or not args[0].dim():

@@ -6,7 +6,7 @@ some thousand draws, a perfect sampler's counts are far from the expected shares
 * the first draws, many calls on the same rows;
 * flattened rows (rule `power`): the same rows with a higher temperature, until no token has more than about a hundredth
   of the mass. There are enough calls to find a sampler that skips `least_shift` of the mass, even with one row;
-* timed calls, each with other rows. These are few draws, so they show coarse faults only.
+* timed calls, each with its own rows. These are few draws, so they show coarse faults only.
 """
 
 from __future__ import annotations
@@ -285,7 +285,8 @@ class DrawJudge:
         """Return the quantiles of draws [orders, calls, rows] and the largest probabilities [calls, rows].
 
         If a draw is forbidden, return the verdict instead. Calls on the same inputs must be adjacent. Inputs with equal
-        numbers of calls are processed at once, as rows of one problem. A GPU would need far longer for them one by one.
+        numbers of calls are processed at once, as rows of one problem. Processing them one by one would be far slower
+        on a GPU.
         """
         by_count: dict[int, list[tuple[SamplingProblem, torch.Tensor]]] = defaultdict(list)
         for _, group in groupby(calls, key=lambda call: id(call.inputs)):

@@ -6,7 +6,7 @@ k indices, or all offered tokens if there are fewer.
 Rounding may change the chosen tokens. A right implementation computes each score with an error of at most its margin,
 so each token has a lowest and a highest possible score. The lowest chosen score lies in a range: from the k-th largest
 of all lowest scores to the k-th largest of all highest scores. A chosen token is wrong if its highest score is below
-this range. An omitted token is missing if its lowest score is above the range.
+this range. An omitted token should have been chosen if its lowest score is above the range.
 """
 
 from __future__ import annotations

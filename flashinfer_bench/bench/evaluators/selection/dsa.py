@@ -30,7 +30,7 @@ from flashinfer_bench.errors import WorkloadFault
 
 DEFAULT_TOLERANCE: Final = 2e-3
 """Largest error of a score, as a share of its magnitude. Rounding the scaled keys to bfloat16 causes errors of this
-size; scores differ by about a hundred times as much."""
+size; differences between scores are about a hundred times as large."""
 DSA_TOLERANCE: Final = "dsa_score_tolerance"
 SCALE_BYTES: Final = 4
 """Bytes of a float32 scale in a packed cache."""

@@ -85,8 +85,8 @@ KEPT_SHARE: Final = 16
 """Prepared baselines hold at most KEPT_BYTES, and at most 1/KEPT_SHARE of the device's memory. A baseline beyond these
 limits is made again for its job."""
 LARGE_ARENA_BYTES: Final = 1 << 30
-"""An arena of more bytes is freed before a request of another definition. That definition's reference may need the
-memory."""
+"""An arena of more bytes than this is freed before a request of another definition. That definition's reference may
+need the memory."""
 ROOMY_SHARE: Final = 0.75
 """If more than this share of the GPU's memory is free, a solution is called while the previous worker still ends."""
 EXPECTED_WORKERS: Final = max(MOST_WARM.values()) + 2
@@ -551,7 +551,7 @@ class DeviceSession:
         """Wait until no process disturbs a timed call on a GPU; return whether there was such a process.
 
         Args:
-            host_counts: the host's time is part of the call, so compilation pauses until the job is over.
+            host_counts: whether the host's time is part of the call. If so, compilation pauses until the job is over.
         """
         was_compiling = host_counts and self._precompiler.pause()
         return self._pool.settle() or was_compiling

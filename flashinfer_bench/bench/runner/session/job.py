@@ -204,8 +204,8 @@ def plan_solution(session_config: SessionConfig, job: JobContext) -> MeasurePlan
 def plan_reference(session_config: SessionConfig, config: ResolvedEvalConfig) -> MeasurePlan:
     """Return the measurement plan of a reference.
 
-    Its time does not depend on the assurance, and can be cached for later runs. On a CPU its inputs and outputs are
-    copied like those of a solution, since copies disturb the caches. The copies are not compared.
+    A reference's time does not depend on the assurance, and can be cached for later runs. On a CPU the inputs and
+    outputs are copied as for a solution, since copies disturb the caches. The copies are not compared.
     """
     plan = _plan(config, session_config.baseline_budget_s)
     return replace(

@@ -43,8 +43,9 @@ MOST_BYTES: Final = 1 << 28
 class Requests:
     """The host's requests: the running request, and the request that was sent ahead.
 
-    A request begins when the host says so. Until then the host can take it back and give it to another device. So no
-    job is done twice. The session starts workers for the solutions of a request before the request begins.
+    A request begins when the host says so. Until then the host can take the request back, and give it to another
+    device. So no job is done twice. The session starts workers for the solutions of a request before the request
+    begins.
 
     Args:
         reader: the only reader of the socket.

@@ -115,7 +115,7 @@ def to_json_value(value: Any, path: str = "") -> Any:
 
     try:
         return trim(to_jsonable_python(value, fallback=_open, inf_nan_mode="constants", bytes_mode="base64"))
-    except Exception as error:  # also an error of the value's own method
+    except Exception as error:  # including errors in methods of the value
         raise NotPlain(f"{path} has a value that JSON cannot hold: {type(error).__name__}: {error}") from error
 
 

@@ -2,8 +2,9 @@
 
 Otherwise the GPU would idle: a Triton kernel compiles for up to ten seconds, a FlashInfer module for a minute or more.
 Each solution that is new to this machine gets its own worker to precompile it (`worker/jit/precompile.py`). This worker
-has the same sandbox, the lowest priority, some of the cores, and no GPU. So it launches nothing during a measurement.
-All of these workers are stopped while a reference is timed, because a slow reference would make a solution look fast.
+has the same sandbox, the lowest priority, some of the cores, and no GPU. So the worker launches nothing during a
+measurement. All of these workers are stopped while a reference is timed, because a slow reference would make a solution
+look fast.
 """
 
 from __future__ import annotations
@@ -102,7 +103,7 @@ class Precompiler:
 
         Args:
             coming: the jobs. The first job's solution runs now.
-            announced: solutions of later requests. They are precompiled last, and only within the limits.
+            announced: solutions of later requests, which are precompiled last, and only within the limits.
         """
         for request, requested in coming[:1]:
             self._settled.add(request.solutions[requested.solution].digest)
@@ -199,7 +200,7 @@ class Precompiler:
             self._end(digest)
 
     def _end(self, digest: str) -> None:
-        """End a worker if it still exists. If it ended by itself, its solution is fully compiled."""
+        """End a worker if it still exists. A worker that ended by itself has fully compiled its solution."""
         running = self._running.pop(digest, None)
         ended = running.worker.end() if running is not None else None
         if ended is not None and ended.code == 0:

@@ -261,7 +261,7 @@ class ReferenceTimer:
 
         Args:
             input_sets: the inputs of each trial.
-            is_alone: no worker holds a solution, so later runs can reuse the time.
+            is_alone: whether no worker holds a solution, so that later runs can reuse the time.
             check: raises SolutionFailure if a compiled reference is wrong.
 
         Raises:

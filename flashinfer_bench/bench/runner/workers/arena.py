@@ -68,7 +68,7 @@ def copy_of(tensor: torch.Tensor) -> torch.Tensor:
 def open_memory_file(size: int) -> int:
     """Return the descriptor of a file that exists only in memory.
 
-    The file is sealed, so it cannot shrink. Otherwise SIGBUS would end a process that reads the missing part.
+    The file is sealed against shrinking, since SIGBUS would end a process that reads a missing part.
     """
     fd = os.memfd_create("flashinfer_bench_arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.ftruncate(fd, size)

@@ -1,8 +1,8 @@
 """How a solution is called: with inputs only, returning outputs ("value"), or with outputs to fill ("dps").
 
-A solution can declare its style. Otherwise its signature decides. If the signature allows any number of arguments, the
-names of the parameters decide. If they do not decide, the solution is called once with its inputs only. Its outputs are
-judged in the same way for both styles, so no trust is needed here.
+A solution can declare its style. Without a declaration, the signature of the solution decides. If the signature allows
+any number of arguments, the names of the parameters decide. If the names do not decide, the solution is called once
+with its inputs only. Outputs are judged in the same way for both styles, so no trust is needed here.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Finds out whether and where a call hangs, by the worker's Python stack, its child processes and its compilers' files.
 
-A first call may compile for a minute. It hangs if for some seconds no child process ran, no compiler file changed, and
-the stack stayed in the solution's own code. The stack is reported by the worker. A forged stack costs only the
+A first call may compile for a minute. A call hangs if for some seconds no child process ran, no compiler file changed,
+and the stack stayed in the solution's own code. The stack is reported by the worker. A forged stack costs only the
 solution's own time.
 """
 

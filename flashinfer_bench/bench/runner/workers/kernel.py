@@ -338,7 +338,7 @@ class RemoteKernel:
         self._measuring = Measuring(self, input_sets)
 
     def planned_stress(self) -> list[str]:
-        """Return the stress cases of the job, assuming that its calls and the reference are quick."""
+        """Return the stress cases that the job has if its calls and the reference are quick."""
         stress = self.task.stress
         return stress.names if stress is not None and self.is_meaningful else []
 

@@ -1,8 +1,9 @@
 """The time of a solution on a job's workload, and the calls to compare afterwards.
 
 `Measuring.run` takes samples of all trials, makes further calls if too few can be compared, picks the calls to compare,
-and makes the remaining calls on stress cases. Then it makes the record. On a GPU the record has the bound from outside.
-Each call has its own content. The samples are the worker's reports. `timed/` checks them against the session's clock.
+and makes the remaining calls on stress cases. Last, `Measuring.run` makes the record. On a GPU the record has the bound
+from outside. Each call has its own content. The samples are the worker's reports, which `timed/` checks against the
+session's clock.
 """
 
 from __future__ import annotations
@@ -67,8 +68,8 @@ machine can change threefold between samples and batches. A forged report is con
 FEW_READS: Final = 2
 """Number of calls of a trial that are compared if memory is too small for MOST_BUFFERS buffers."""
 HUGE_SHARE: Final = 24
-"""If a call needs more than 1/LARGE_SHARE of the device's memory, each trial has one stress call. If it needs more than
-1/HUGE_SHARE, the whole job has one stress call, and one call of each trial is compared."""
+"""If a call needs more than 1/LARGE_SHARE of the device's memory, each trial has one stress call. If a call needs more
+than 1/HUGE_SHARE, the whole job has one stress call, and one call of each trial is compared."""
 SWITCH_NS: Final = 1_000_000, 100_000_000
 """Shortest and longest calls, in nanoseconds, whose time a starting context changes. A GPU switches contexts every
 millisecond or so, and takes 0.2 s to make a context."""
@@ -300,7 +301,7 @@ class Measuring:
         """Compute expected outputs of the calls to compare, until the wait is over."""
         calls: list[StressCall | ReadCall] = [*self.kernel.stress_calls]
         calls += [call for reads in self.kernel.reads for call in reads if not call.is_base]
-        with suppress(DefinitionFault, WorkloadFault):  # raised again when the call is judged
+        with suppress(DefinitionFault, WorkloadFault):  # the error is raised again when the call is judged
             for call in calls:
                 if is_over():
                     break

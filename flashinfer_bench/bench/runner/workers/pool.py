@@ -7,8 +7,8 @@ too. On a GPU a starting context delays only calls longer than a millisecond, an
 A worker on a GPU needs up to a second to start, because it makes a context. So the session announces the next solutions
 and references (`expect`), and the pool forks warm workers for them ahead. Each warm worker belongs to one solution from
 its start: a sandbox cannot be changed, and must exist before a context starts threads. The context of a solution with
-few operations has one connection to the GPU, since such a context starts and ends faster. If the solution uses several
-streams, it is judged again in a usual context.
+few operations has one connection to the GPU, since such a context starts and ends faster. A solution that uses several
+streams is judged again in a usual context.
 
 A context launches fast or slowly from its start to its end, whatever the solution is. A slow context leaves longer gaps
 between operations. So a slow warm worker for calls of several operations is replaced. A solution whose worker was not
@@ -47,7 +47,8 @@ from flashinfer_bench.errors import DeviceFault
 from flashinfer_bench.worker.fork_server import hear_ready
 
 MOST_ENDING: Final = 4
-"""Maximum number of workers that are ending at once. Each still holds descriptors, and a context on a GPU."""
+"""Maximum number of workers that are ending at once. An ending worker still holds descriptors, and a context on a
+GPU."""
 MOST_CONTEXTS: Final = 4
 """Maximum number of attempts to get a worker with a fast context. The last worker is kept in any case."""
 SLOW_CONTEXT: Final = 1.07
@@ -474,7 +475,7 @@ class WorkerPool:
     # Files of a worker, and its start.
 
     def make_folder(self, worker: WorkerProcess) -> Path:
-        """Return a new folder that the worker can read. It is removed with the worker, or with the session."""
+        """Return a new folder that the worker can read. The folder is removed with the worker, or with the session."""
         folder = Path(tempfile.mkdtemp(dir=worker.given or self._run_directory))
         folder.chmod(0o755)  # a worker may have another user id; the folders above are closed to other users
         return folder

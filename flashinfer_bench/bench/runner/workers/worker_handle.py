@@ -430,7 +430,7 @@ class WorkerProcess:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the worker and all its processes are known to have ended. Then `end` does not wait."""
+        """Whether the worker and all its processes are known to have ended. If so, `end` does not wait."""
         if self.exit is None:
             with suppress(WorkerGone):
                 self.hear()

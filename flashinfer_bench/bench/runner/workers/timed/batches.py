@@ -257,7 +257,7 @@ class BatchTimer:
             is_decided = resolution_ns < cost_ns <= claimed_ns / CREDITED_SHARE
             if is_decided or is_enough or (batches >= TRIES and not is_open):
                 break
-        # Results with another layout than their slots may be views that leave the work to the reader.
+        # Results whose layout differs from their slots' layout may be views that leave the work to the reader.
         share = REFUSED_SHARE if self._chain is None or self._is_strided else CHAIN_REFUSED_SHARE
         if self._chain is not None and self._chain.why_not is None:
             share = 0.0

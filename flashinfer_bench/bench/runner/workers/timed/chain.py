@@ -1,9 +1,8 @@
 """The gated chain: calls on a GPU, each of which can read its inputs only after the previous call has ended.
 
-The inputs of all calls of a batch are in memory at the same time. So a worker could compute all of them in one
-operation, or run them in parallel if one call leaves most of a GPU idle. In a chain each call has its own key, which
-masks its inputs. The session gives out a key after the previous call has committed to its outputs by a digest over all
-of them:
+The inputs of all calls of a batch are in memory at the same time. So a worker could compute all calls in one operation,
+or run them in parallel if one call leaves most of a GPU idle. In a chain each call has its own key, which masks its
+inputs. The session gives out a key after the previous call has committed to its outputs by a digest over all of them:
 
     one call = median(from its key to its digest) - an empty call - START_NS + launch overhead
 
@@ -125,7 +124,7 @@ class Committed(NamedTuple):
 
 
 def draw_keys(count: int) -> list[int]:
-    """Return secret keys. Each is a positive int64."""
+    """Return secret keys. Each key is a positive int64."""
     return [randbits(63) | 1 for _ in range(count)]
 
 
@@ -321,7 +320,7 @@ class ChainTimer:
         return Confirmation("chain", self._share * cost_ns, doubt, record, most_ns)
 
     def _run_one(self, block: ControlBlock, fd: int, size: int) -> None:
-        """Run a chain; if its calls cost the least so far, some of them are compared.
+        """Run a chain. Some calls are compared if the chain has the least cost so far.
 
         Raises:
             SolutionFailure: outputs differ from the digests that the calls committed to (RUNTIME_ERROR).

@@ -1,7 +1,7 @@
 """Calls on inputs of stress cases, hidden among the timed calls of a job.
 
-A request has some of them at secret positions. Their samples are dropped. The worker gets the same requests for them as
-for other calls.
+A request has some stress calls at secret positions, and drops their samples. The worker's requests do not show which
+calls are stress calls.
 """
 
 from __future__ import annotations

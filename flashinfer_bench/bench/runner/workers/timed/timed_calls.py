@@ -2,9 +2,9 @@
 
 `write` puts new content into the buffers of some calls, the worker makes the calls, and `check_calls` checks their
 outputs. So each timed call has inputs that no earlier call had, and any call can be compared. Calls on the evaluator's
-own inputs are always kept, others by chance. A few odd calls are kept too: calls with an output that was not written,
-or that repeats the output of another call. Calls are chosen after they were made. `session/judged_calls.py` judges them
-at the end.
+own inputs are always kept, all other calls by chance. A few odd calls are kept too: calls with an output that was not
+written, or that repeats the output of another call. Calls are chosen after they were made. `session/judged_calls.py`
+judges them at the end.
 
 A request also has hidden calls on inputs of stress cases (`prepare`, `finish`).
 """
