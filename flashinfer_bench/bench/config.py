@@ -151,7 +151,7 @@ class BenchmarkConfig(EvalSettings):
     worker_memory_gb: Gigabytes | None = None
     """Limit on a worker's host memory; None leaves it to the machine."""
     build_jobs: Count | None = None
-    """Number of compilers that may run at once. None: the number of cores on a CPU, one less on a GPU."""
+    """Number of compilers that may run at once. None: the number of cores on a CPU, that number minus one on a GPU."""
     time_budget_s: Seconds = 1.0
     """A measurement of a solution takes fewer samples if it would last longer than this."""
     baseline_budget_s: Seconds = 2.0

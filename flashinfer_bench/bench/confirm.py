@@ -29,8 +29,8 @@ from flashinfer_bench.data.measurement import read_measurement, read_reported
 from flashinfer_bench.data.store.trace_lines import AnyEvaluation, AnyTrace
 
 MOST_CONFIRMED: Final = 3
-"""Maximum number of confirmations of a workload in a run. Further solutions of the same speed count as a tie. The count
-omits confirmations that found the solution wrong, or far slower than the worker reported."""
+"""Maximum number of confirmations of a workload in a run. Solutions of the same speed beyond this number count as a
+tie. The count omits confirmations that found the solution wrong, or far slower than the worker reported."""
 
 VOIDING: Final = {"unwritten": 0.0, "norm": 2.0, "lost_rows": 2.0, "regimes": 2.0}
 """Rule → smallest error that chance cannot explain, in multiples of the rule's limit. `power`, the rule on a sampler's

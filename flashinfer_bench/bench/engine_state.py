@@ -22,7 +22,7 @@ class EngineLimits:
     queue: int = 10_000
     """Maximum number of open jobs. A task that would exceed this is refused with QueueFull."""
     tasks_per_submitter: int = 1_000
-    """Maximum number of open tasks of one submitter. A further task is refused with QueueFull."""
+    """Maximum number of open tasks of one submitter. Tasks beyond this number are refused with QueueFull."""
     idle_s: float = 600.0
     """After this many seconds without a job the engine ends its sessions and gives the devices back. The next job
     starts them again, which takes seconds."""

@@ -1,7 +1,7 @@
 """The queue of open jobs: the jobs that a device takes next. It only decides which jobs come next, and starts nothing.
 
 Each submitter has a queue class for each priority. The highest priority goes first. Within a priority, the class with
-the fewest device seconds goes first. A new or returning class starts level with the others.
+the fewest device seconds goes first. A new or returning class starts level with all other classes.
 
 A class holds groups in the order of submission. A group has the jobs of one solution, which share a worker. A batch has
 jobs of one class and one definition, from the front:

@@ -23,7 +23,7 @@ from flashinfer_bench.timing.between_workers import MOST_FREEDOM, WorkerSpread, 
 
 SPREAD_FOLDER: Final = "spread"
 MOST_BYTES: Final = 4096
-"""A file of more bytes is not read."""
+"""A file of more bytes than this is not read."""
 
 
 class SpreadFile:

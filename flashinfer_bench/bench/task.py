@@ -9,7 +9,7 @@ import threading
 import uuid
 from collections.abc import AsyncIterator, Callable, Generator, Sequence
 from concurrent.futures import Future, InvalidStateError
-from concurrent.futures import TimeoutError as NotDone  # another class before Python 3.11
+from concurrent.futures import TimeoutError as NotDone  # a separate class before Python 3.11
 from typing import Any, Final, Literal
 
 from flashinfer_bench.bench.events import JobFaulted

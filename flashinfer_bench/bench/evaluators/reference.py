@@ -152,7 +152,7 @@ class Reference:
             find_difference: describes the difference of two calls' outputs; returns None if there is none.
 
         Raises:
-            DefinitionFault: the calls differ. If no two calls agreed before, every later call raises this too.
+            DefinitionFault: the calls differ. If no two calls agreed before, every later call raises the same fault.
         """
         shapes = tuple(value.shape if isinstance(value, torch.Tensor) else None for value in inputs)
         if shapes in self._repeated or (self._repeated and self._repeating_s >= REPEAT_BUDGET_S):

@@ -18,7 +18,7 @@ from flashinfer_bench.bench.evaluators.compare.outputs import find_failing, is_w
 from flashinfer_bench.bench.evaluators.compare.tolerance import Comparison, Tolerance, find_beyond
 
 MOST_ELEMENTS: Final = 1 << 24
-"""Outputs with more elements get no pattern, since the search would take seconds."""
+"""Outputs with more elements than this get no pattern, since the search would take seconds."""
 LEAST_SHARE: Final = 0.99
 """A change of all values fits if at least this share of the elements then matches."""
 LEAST_FAILING: Final = 0.25

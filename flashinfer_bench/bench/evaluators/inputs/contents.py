@@ -290,7 +290,7 @@ def make_rows(value: torch.Tensor, count: int) -> torch.Tensor:
 
 
 def redraw_rows(value: torch.Tensor, key: int, *, keeps_length: bool) -> torch.Tensor:
-    """Return rows with their elements in another order, each element multiplied by a positive factor.
+    """Return rows with their elements in a different order, each element multiplied by a positive factor.
 
     Args:
         value: rows of a dtype in MULTIPLIED.

@@ -2,7 +2,7 @@
 
 The reference runs once on traced tensors (`stand_ins.py`), and its operations are followed. Operations that are not
 listed here prove nothing, such as indexing, masks, branches on values, and writes in place. Functions whose result may
-be zero or saturate prove nothing either: a solution that finds one factor of zero need not read the others.
+be zero or saturate prove nothing either: a solution that finds a factor of zero need not read the other factors.
 """
 
 from __future__ import annotations

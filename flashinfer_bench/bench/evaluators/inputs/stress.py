@@ -372,7 +372,7 @@ STRESS_CASES: Final = {
     "all values 100 to 1,000 times as large": StressCase([(everything, scale(1e2, 1e3))], {"constants": 3}, 1.0),
 }
 """Name of a case → the case. Traces and messages have these names. A case that changes only a small part of an input
-has more calls, because a solution that reads only a part misses the change in some calls."""
+has several calls, because a solution that reads only a part misses the change in some calls."""
 GATES: Final = frozenset(name for name, case in STRESS_CASES.items() if "gates" in case.calls)
 """Cases that change the inputs of a sigmoid or softplus, if a state is carried from step to step."""
 FOR_CONSTANTS_ALONE: Final = frozenset(name for name, case in STRESS_CASES.items() if {*case.calls} == {"constants"})

@@ -58,7 +58,7 @@ PARTS: Final = (4, 8)
 """Numbers of parts into which timed draws are split. The draws are first sorted by the largest probability of their
 row, the flattest row first."""
 LEAST_PART: Final = 24
-"""Parts with fewer draws are not tested."""
+"""Parts with fewer draws than this are not tested."""
 DETECTABLE: Final = 5.5
 """A sampler that moves the mass DETECTABLE / sqrt(number of draws) between groups of tokens is very likely rejected."""
 
@@ -182,7 +182,8 @@ class SamplingLimits:
     """Chance that a perfect sampler is rejected, over all tests of a verdict together. If it is 0, only the total
     variation distance is tested."""
     least_shift: float = 0.06
-    """Largest mass that a sampler may skip undetected. Skipping less saves next to nothing."""
+    """Largest mass that a sampler may skip undetected. A solution that skips less mass than this saves next to
+    nothing."""
 
     @classmethod
     def of(cls, cfg: ResolvedEvalConfig) -> SamplingLimits:

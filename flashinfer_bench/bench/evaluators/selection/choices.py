@@ -1,7 +1,7 @@
 """Judges which tokens each row chose by score. A choice is a set: its order has no meaning, and -1 is padding.
 
 Each index must be a token that is offered to its row. No index may occur more often than it is offered. The choice has
-k indices, or all offered tokens if there are fewer.
+k indices, or all offered tokens if fewer than k are offered.
 
 Rounding may change the chosen tokens. A right implementation computes each score with an error of at most its margin,
 so each token has a lowest and a highest possible score. The lowest chosen score lies in a range: from the k-th largest

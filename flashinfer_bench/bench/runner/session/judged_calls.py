@@ -52,8 +52,8 @@ PATIENCE_S: Final = 4.0
 """Seconds for the reference's calls on stress cases. The reference needs more seconds only if its time was unknown, or
 measured far too short."""
 TOGETHER_BYTES: Final = 1 << 24
-"""If a call's outputs have at most this many bytes, all stress calls are judged together. Their expected outputs are
-all in memory then."""
+"""If a call's outputs have at most this many bytes, all stress calls are judged together. In this case the expected
+outputs of all stress calls are in memory."""
 MOST_NAMED: Final = 3
 NAME_CHARS: Final = 80
 """Maximum number of kernels in the message of a refused solution, and of characters of each kernel's name."""

@@ -60,7 +60,7 @@ tvm-ffi's macro."""
 NATIVE_LOCATION: Final = "in compiled code (TVM_FFI_THROW names the line)"
 TIMES_REFERENCE, TIMES_FIRST, TIMES_SLOWEST = 50, 3, 10
 """A call's limit is at least these multiples of the time of the reference, the first call, and the slowest later call.
-The first call may have compiled, so its time says less."""
+The first call may have compiled, so its multiple is the smallest."""
 QUICK_REQUEST_S: Final = 0.1
 """After a request that took less time than this, the next request may have twice as many calls."""
 

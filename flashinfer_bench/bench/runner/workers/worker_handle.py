@@ -44,8 +44,8 @@ MAX_DRAINS: Final = 64
 READY_LIMIT_S: Final = 60.0
 """Seconds for a new worker to start."""
 END_LIMIT_S, FORCE_LIMIT_S = 5.0, 60.0
-"""Seconds for the supervisor to end its worker, then seconds for the session to end both. A large context on a GPU
-takes seconds to end."""
+"""Seconds for the supervisor to end its worker, then seconds for the session to end both processes. A large context on
+a GPU takes seconds to end."""
 RECOVER_LIMIT_S: Final = 2.0
 """Seconds for a worker to recover from an error; then another worker replaces it."""
 PAUSE_LIMIT_S: Final = 5.0

@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 
 USUAL: Final = 128, 4_000_000
 MOST: Final = 640, 1_500_000
-"""Limits of a batch: number of calls, and total nanoseconds of the calls. MOST replaces USUAL if it allows more calls.
-In a short batch the start-up of a GPU that returns to a process would dominate."""
+"""Limits of a batch: number of calls, and total nanoseconds of the calls. USUAL or MOST applies, whichever allows more
+calls. In a short batch the start-up of a GPU that returns to a process would dominate."""
 READ_CALLS: Final = 16
 """Number of calls that are compared in the fastest batch. A solution that skips a fifth of its calls rarely passes."""
 READ_BYTES: Final = 1 << 28
@@ -81,12 +81,12 @@ for calls and copies in graphs, False for launches by the host. Time beyond this
 TRIES: Final = 3
 SERIES_S: Final = 0.15
 """The delay until a batch begins varies, so the fastest batch gives the cost of a call. A batch that confirms the
-latency is the last. Without one, batches continue for SERIES_S seconds, and until TRIES batches were made, but at most
-TRIES times SERIES_S seconds. A contradiction needs TRIES times as many batches and seconds. If TRIES batches do not
-resolve a call, no more are made."""
+latency is the last batch. Without one, batches continue for SERIES_S seconds, and until TRIES batches were made, but at
+most TRIES times SERIES_S seconds. A contradiction needs TRIES times as many batches and seconds. If TRIES batches do
+not resolve a call, no more are made."""
 EMPTY_CALLS: Final = 1, 65
-"""Numbers of calls in small and in large empty batches. The times of both give the overhead of a batch. If the second
-number were small, an empty call would seem long on a busy machine."""
+"""Numbers of calls in small and in large empty batches. The times of small and large batches give the overhead of a
+batch. If the second number were small, an empty call would seem long on a busy machine."""
 COPIED_BYTES: Final = 256 << 20
 """Bytes of the copies that measure a GPU's time per byte."""
 

@@ -160,7 +160,7 @@ def find_doubt(
         where: a "batch" or a "chain".
         tried: number of outside timings, for the message.
         host: why the host may cause the delay; None if it cannot.
-        refused_below_ns: a lower latency is refused.
+        refused_below_ns: latencies below this are refused.
 
     Raises:
         ClaimContradicted: the calls take far longer than the report allows (RUNTIME_ERROR).

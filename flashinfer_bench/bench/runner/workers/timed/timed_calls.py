@@ -52,7 +52,7 @@ class ReadCall:
     inputs: list[Any]
     outputs: list[torch.Tensor]
     is_base: bool
-    """Its inputs are the evaluator's own. Their expected outputs are known."""
+    """Whether the inputs are the evaluator's own, whose expected outputs are known."""
     mode: Mode | None = None
     """How the call was timed, if chance has chosen it. None for a base call, which a solution may recognise, and for an
     odd call, since a solution can make calls look odd."""
