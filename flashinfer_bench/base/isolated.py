@@ -88,7 +88,7 @@ class Isolated:
             limit_s: seconds until the deadline.
 
         Raises:
-            IsolatedFailure: it ended without a response, or took too long.
+            IsolatedFailure: the process ended without a response, or took too long.
         """
         code = None
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -128,7 +128,7 @@ def run_isolated(module: str, request: Any, *, limit_s: float, environment: Mapp
         environment: variables of the process; None for the variables of this process.
 
     Raises:
-        IsolatedFailure: it ended without a response, or took too long.
+        IsolatedFailure: the process ended without a response, or took too long.
     """
     with Isolated(module, request, environment=environment) as process:
         return process.wait(limit_s)

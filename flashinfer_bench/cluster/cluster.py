@@ -258,8 +258,8 @@ class Cluster:
     def offer(self, batch: Batch) -> tuple[Batch, dict[int, str]]:
         """Put a batch's stored inputs into Ray's object store.
 
-        Returns: the batch with its stored inputs; and the index of each job whose stored inputs cannot be read → why.
-            The returned batch omits these jobs.
+        Returns: the batch with its stored inputs, and index of a job → why the job's stored inputs cannot be read. The
+            returned batch omits these jobs.
         """
         blobs, broken = dict[tuple[str, str], Blob](), dict[int, str]()
         for job in [] if self._settings.has_shared_blobs else batch.jobs:

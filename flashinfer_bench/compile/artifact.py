@@ -97,7 +97,7 @@ class BuildRecipe:
     note: str | None = None
     """A line for the log about the build."""
     toolkit: tuple[int, int] | None = None
-    """The version of the CUDA toolkit that it uses; None if it uses none."""
+    """The version of the CUDA toolkit that the build uses; None for a build without the toolkit."""
     chooses_architecture: bool = False
     """Whether the solution's own flags name the GPUs that it is compiled for."""
     guessed_seconds: float = 0.0

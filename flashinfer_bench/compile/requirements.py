@@ -79,7 +79,7 @@ FURTHER_HEADERS: Final = {
     "cub": "cub/cub.cuh",
     "thrust": "thrust/version.h",
 }
-"""Further libraries that a dependency may name → a header."""
+"""Name of a further library in a dependency → a header of that library."""
 PIP_SUFFIX: Final = {11: "-cu11", 12: "-cu12"}
 LACKS: Final = (
     re.compile(r"fatal error: ([\w./+\-]+): No such file"),
@@ -201,7 +201,7 @@ def toolkit_includes(cuda: CudaToolkit, packages: Sequence[Path]) -> list[Path]:
 
 
 def is_in(header: str, folders: Iterable[Path]) -> bool:
-    """Return whether a header lies in one of some folders."""
+    """Return whether one of the folders has this header."""
     return any((folder / header).is_file() for folder in folders)
 
 

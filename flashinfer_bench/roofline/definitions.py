@@ -33,7 +33,7 @@ TOP_K: Final = re.compile(r"(?:^|_)topk(\d+)(?:_|$)")
 Values = Mapping[str, Sequence[int]]
 """Name of an input → its numbers: offsets, lengths, indices."""
 Counted = tuple[float, Mapping[str, float]]
-"""FLOPs; and the name of each partly used input or output → the used share of its bytes."""
+"""FLOPs, and a mapping: name of a partly used input or output → the used share of its bytes."""
 
 
 @dataclass(frozen=True)

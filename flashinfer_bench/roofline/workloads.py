@@ -56,7 +56,8 @@ def _read_values(definition: Definition, workload: Workload, blob_root: Path) ->
 
 @lru_cache(maxsize=256)
 def read_integers(file: Path, key: str) -> tuple[int, ...] | None:
-    """Read an integer tensor of a safetensors file as flat numbers; None if it is another tensor, or too large."""
+    """Read an integer tensor of a safetensors file as flat numbers; None if the tensor has another type or is too
+    large."""
     try:
         if not file.is_file():  # opening a pipe would block
             return None

@@ -107,8 +107,8 @@ def confine(order: Mapping[str, Any], fds: Sequence[int], supervisor: socket.soc
     """Turn this fresh fork into a worker: own session, one pipe for output, one socket, its own folder.
 
     Args:
-        order: the worker's `home`, `environment` and `sandbox` policy, if any, and `most_tasks`, the maximum number of
-            threads and processes of its user.
+        order: the worker's `home` and `environment`; perhaps a `sandbox` policy; and `most_tasks`, the maximum number
+            of threads and processes of the worker's user.
         fds: the socket, and the pipe.
         supervisor: gets the descriptor through which the filter asks.
     """

@@ -188,7 +188,7 @@ def reap() -> tuple[list[tuple[int, int]], bool]:
 def end_descendants(kill_all: Callable[[], object] | None) -> int:
     """Kill and reap every process below this process; return how many were observed.
 
-    It continues until all have ended. It needs no limit, because the session that waits for it has one.
+    It continues until all have ended. This function needs no time limit, because the session that waits for it has one.
 
     Args:
         kill_all: kills exactly the processes below this process; None if this is not possible. In that case, the

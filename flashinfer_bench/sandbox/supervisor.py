@@ -43,7 +43,8 @@ TREE_POLL_S: Final = 0.5
 """Seconds between two checks of the memory of all processes below the supervisor."""
 
 RunWorker = Callable[[dict[str, Any], Sequence[int], socket.socket], None]
-"""Becomes the worker. Takes its order, its socket and pipe, and the channel for `Notifications`. Never returns."""
+"""Becomes the worker. Takes the worker's order, its socket and pipe, and the channel for `Notifications`. Never
+returns."""
 
 
 def run_supervisor(order: dict[str, Any], fds: list[int], run_worker: RunWorker) -> None:

@@ -1,4 +1,4 @@
-"""Whether a worker started by root can have its own user, and which user. Files are only read here.
+"""Decides whether workers that root starts can have their own users, and which users. Files are only read here.
 
 The user has no name and no other process. Its number is derived from the solution's digest. So a solution keeps its
 folder of run-time compilation from run to run.

@@ -41,7 +41,7 @@ FEWEST_CONNECTIONS: Final = 64
 BACKLOG: Final = 1024
 """Connections that the system queues until they are accepted."""
 CLOSE_S: Final = 5
-"""Seconds for open answers to end after the drain."""
+"""Seconds that unfinished answers get after the drain."""
 
 
 @dataclass(frozen=True)

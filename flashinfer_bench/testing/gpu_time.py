@@ -56,7 +56,7 @@ NO_INDEXES: Final = (
 
 @dataclass(frozen=True)
 class GpuTime:
-    """The time of one call. `median_ms, std_ms = …` unpacks it; any other use gets the single samples.
+    """The time of one call. `median_ms, std_ms = …` unpacks it; any other use gets the samples.
 
     So it serves scripts that expect two numbers, and scripts that expect a list: `min`, `sorted`, `statistics.median`,
     `len` and numpy's functions use the samples.
@@ -206,7 +206,7 @@ def bench_gpu_time(
 
 
 def _either(name: str, value: Any, other_name: str, other: Any, kinds: tuple[type, ...]) -> Any:
-    """Return the arguments that were given under either of two names."""
+    """Return the arguments that were given under one of two names."""
     for each, given in ((name, value), (other_name, other)):
         if not isinstance(given, kinds):
             wanted = " or ".join(kind.__name__.lower() for kind in reversed(kinds))

@@ -131,7 +131,7 @@ class Launcher:
 
 
 def make_stream() -> int:
-    """Make a blocking stream, and return its handle. It waits for the legacy default stream, which also waits for it.
+    """Make a blocking stream, and return its handle. This stream and the legacy default stream wait for each other.
 
     Streams of torch are non-blocking. While a blocking stream is captured, a launch on the legacy default stream is an
     error that ends the capture. While a stream of torch's is captured, such a launch runs immediately and is missing in

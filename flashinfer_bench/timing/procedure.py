@@ -65,7 +65,7 @@ EXTRA_S: Final = 0.05
 and take at most EXTRA_S for each set of inputs."""
 LINES_CALLS: Final = 5, 15
 """Calls with a reset of persisting lines in the first and the second test. Each test makes as many calls without a
-reset. The second test is made only if the first finds lines."""
+reset. The second test is made only if the first test finds lines."""
 LINES_SHARE: Final = 0.03
 LINES_NS: Final = 64
 """A call leaves persisting lines if a reset of the lines slows the call by more than LINES_SHARE of its time, plus

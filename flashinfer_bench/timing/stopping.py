@@ -1,8 +1,8 @@
 """Decides when a trial has enough samples. Pure functions.
 
-Usually a trial takes the requested number of samples. A quick call whose samples vary too much gets more, until the
-requested precision is reached. A slow call gets fewer, until its median has that precision, or the time is spent. With
-`fewest`, a quick call may also stop once it has the precision.
+Usually a trial takes the requested number of samples. A quick call whose samples vary too much gets extra samples,
+until the requested precision is reached. For a slow call, sampling stops once the median has that precision, or the
+time is spent. With `fewest`, a quick call may also stop once it has the precision.
 """
 
 from __future__ import annotations

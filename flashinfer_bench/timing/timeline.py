@@ -103,7 +103,7 @@ def _cut_fills(operations: list[Operation], before: Operation) -> Operation:
     count = 0
     for one in operations[: min(MOST_FILLS, len(operations) - 1)]:
         is_fill = FILL in one.name and one.end_ns - one.start_ns <= MOST_FILL_NS
-        if not is_fill or one.correlation == operations[-1].correlation:  # a node of the graph is no fill before it
+        if not is_fill or one.correlation == operations[-1].correlation:  # the operation is in the graph
             break
         count += 1
     removed = operations[:count]

@@ -304,7 +304,8 @@ class Worker:
         return {"strided": self._has_strided(request)}
 
     def relay(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Make calls in order. Each starts when the control block of the request has the key to its inputs."""
+        """Make calls in order. Each call starts when the control block of the request has the key to the call's
+        inputs."""
         assert self.arena is not None  # calls are laid out
         launches = self._launches(request)
         (memory,) = self.reader.take_fds()

@@ -29,7 +29,7 @@ the first N buffers are made. Sending a list of hundreds of buffers would take a
 gets `burst`, `collect` and `relay`. `burst` makes calls back to back, and leaves their results in place. If `together`
 is true, the calls are one CUDA graph, which must hold at least `operations` operations of each call. `collect` copies
 the results into the output slots. In a `relay` (`gated_chain/`) the inputs of a call are in its buffer, masked. The
-control block gets their key after the previous call has committed to its outputs by a digest.
+control block gets the key of these inputs after the previous call has committed to its outputs by a digest.
 
 `arguments` is name → {"offset", "shape", "dtype"}, a contiguous tensor in the arena, or name → {"scalar": value}.
 `slots` has such a tensor for each output. These tensors are in the first buffer; the next buffer begins `stride` bytes

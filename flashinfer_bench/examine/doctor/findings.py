@@ -122,7 +122,7 @@ def find_network(*, has_own_network: bool) -> Iterator[Finding]:
 
 
 def find_neighbours(state: GpuState | None) -> Iterator[Finding]:
-    """Say which other processes use the GPU, and why it is throttled. A GPU at its power cap is not reported as
+    """Say which other processes use the GPU, and why the GPU is throttled. A GPU at its power cap is not reported as
     throttled."""
     if state is None:
         return

@@ -37,7 +37,7 @@ OWN_SECTIONS: Final = ("SpeedOfLight", "LaunchStats", "Occupancy", "WarpStateSta
 """Sections that are always collected. The metrics of the first three cannot be requested by name. The last has the warp
 stalls."""
 ENVIRONMENT: Final = {"NV_COMPUTE_PROFILER_DISABLE_STOCK_FILE_DEPLOYMENT": "1"}
-"""Without this, ncu copies its sections to the new HOME each time."""
+"""Without this variable, ncu copies its sections to the new HOME each time."""
 METRIC: Final = re.compile(r"^([a-z0-9]+__\w+)", re.MULTILINE)
 DURATION: Final = "gpu__time_duration.sum"
 METRICS: Final = {
