@@ -1,4 +1,4 @@
-"""Resolves the arguments of a command: trace sets, parts of them, recorded jobs, outputs.
+"""Resolves the arguments of a command: trace sets, parts of sets, recorded jobs, outputs.
 
 A name that a set lacks is an error. The message has the nearest known name. `settings.py` resolves settings.
 `drafts.py` resolves the solutions that the user edits.
@@ -55,7 +55,7 @@ def load_trace_set(args: Namespace) -> TraceSet:
 
 
 def open_folder(args: Namespace, folder: Path, precision: str = "fp32") -> TraceSet:
-    """Read a set, or a folder of another engine whose code the user has to trust.
+    """Read a set, or a folder of another engine. The user has to trust the code of such a folder.
 
     Raises:
         UsageError: --trust-definitions is missing.
@@ -156,7 +156,7 @@ def refuse_unknown(*asked: tuple[str, Iterable[str], Collection[str | None]]) ->
         *asked: for each flag the kind of names, such as "op type", then the given names and the known names.
 
     Raises:
-        DataSetError: names are unknown; the message has all of them.
+        DataSetError: names are unknown; the message has all unknown names.
     """
     problems = []
     for kind, names, known in asked:

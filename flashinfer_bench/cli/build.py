@@ -181,8 +181,8 @@ def build(
 
 
 def _row(solution: Solution, result: str, message: str = "", seconds: float = 0.0, artifact: str | None = None) -> Row:
-    """Return a row. `seconds` is the duration of the build. For a cached artifact, it is the duration of the build that
-    made the artifact."""
+    """Return a row. `seconds` is the duration of the build. A cached artifact has the duration of the build that made
+    the artifact."""
     found = find_binding(solution)
     return {
         **{name: getattr(solution, name) for name in ("name", "definition", "author")},

@@ -1,4 +1,4 @@
-"""Runs one command: parses the arguments, calls the command, and turns its errors into lines and an exit code.
+"""Runs one command: parses the arguments, calls the command, and turns errors into lines and an exit code.
 
 Only the module of the given command is imported. The module declares flags in `declare_<word>(parser)`. The module
 imports the engine when the command runs, so that the help is fast. `args.argv` has the arguments as typed.

@@ -1,4 +1,4 @@
-"""Renders a run as text and as JSON: the plan before the run, and the verdicts, faults and exit code after it.
+"""Renders a run as text and as JSON: the plan before the run, and the verdicts, faults and exit code after the run.
 
 `run` and `submit` print both forms. `RunOutcome` stores the events of a run, and computes numbers from the events on
 request. JSON documents have a version. `verdicts.py` has the tables of verdicts.
@@ -183,7 +183,7 @@ class RunOutcome:
         return found
 
     def names(self) -> Names:
-        """Return the names of the workloads of the run's jobs and traces."""
+        """Return the names of all workloads in the run's jobs and traces."""
         return name_jobs([*self.plan.jobs, *self.traces])
 
     def files(self, trace_set: TraceSet) -> list[str]:

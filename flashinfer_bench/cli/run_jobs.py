@@ -89,7 +89,7 @@ engine."""
 
 
 class RunProgress:
-    """Counts the events of a run, and shows them inside its `with` block.
+    """Counts the events of a run, and shows progress inside its `with` block.
 
     Args:
         quiet: show no progress. The result still lists the faults.

@@ -42,7 +42,7 @@ GAP: Final = "  "
 UUID_SHOWN: Final = 8
 UUID: Final = re.compile("[0-9a-f]{8}([0-9a-f]{24}|-[0-9a-f-]+)", re.IGNORECASE)
 NUMBER: Final = re.compile(r"(-?\d[\d.]*(?:e[-+]?\d+)?)( ms)?")
-"""The number in a cell; the second group says whether it is a time."""
+"""The number in a cell. The second group says whether the number is a time."""
 LARGEST_HALF: Final = 0.995
 """Intervals with at least this relative half width are shown as "±100% or more"."""
 SHOWN_NAMES: Final = 3

@@ -91,7 +91,7 @@ def declare_validate_render(parser: Parser) -> None:
 
 
 def execute(args: Namespace) -> int:
-    """Run the checks, write their findings, and return 1 if there are errors."""
+    """Run the checks, write the findings, and return 1 if there are errors."""
     checks = _known("--checks", getattr(args, "checks", FILE_CHECKS), CHECKS)
     outputs = _known("--outputs", getattr(args, "outputs", OUTPUTS if args.output_folder else OUTPUTS[:1]), OUTPUTS)
     if not args.output_folder and outputs != ["stdout"]:
@@ -131,7 +131,7 @@ def execute(args: Namespace) -> int:
 
 
 def execute_render(args: Namespace) -> int:
-    """Print a report that `validate` wrote; return 1 if it has errors.
+    """Print a report that `validate` wrote; return 1 if the report has errors.
 
     Raises:
         UsageError: the file cannot be read, or is no report of `validate`.

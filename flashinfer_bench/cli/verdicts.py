@@ -229,7 +229,7 @@ def make_grid(rows: Sequence[WorkloadRow], names: Names) -> tuple[Cells, list[Li
 
 
 def render_grid(rows: Sequence[WorkloadRow], cells: Cells, lines: Sequence[Line]) -> str:
-    """Render the table of `make_grid`, and the meaning of its marks."""
+    """Render the table of `make_grid`, and the meaning of the marks."""
     marks = {BEST_MARK: any(row.is_best for row in rows), TIE_MARK: any(row.is_tie for row in rows)}
     return join_sections(render_blocks(cells, lines), [f"{mark} {GRID_NOTES[mark]}" for mark in marks if marks[mark]])
 

@@ -33,8 +33,8 @@ def make_parts(source: str, ask: Callable[[str], str] | None) -> dict[str, Any]:
 
     Args:
         source: the reference.
-        ask: takes a line that describes a missing annotation; returns the annotation. If None, a missing annotation
-            raises.
+        ask: takes a line that describes a missing annotation; returns the annotation. With None, a missing annotation
+            is an error.
 
     Raises:
         ValueError: the source has no `run`, or annotations are missing or wrong; the message has a line for each.

@@ -1,4 +1,4 @@
-"""Static checks of a set, without running its code. `run`, `validate`, loading and merging use them.
+"""Static checks of a set, without running its code. `run`, `validate`, loading and merging use these checks.
 
 `check_workload` compares a workload with its definition. Loading does not check stored inputs, references and entry
 points; the other functions do. For a blob, only the header is read, not the tensors.

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 
 class Sizes(tuple[int, ...]):
-    """A shape with sizes instead of axis names. It equals a list of the same sizes, since scripts use both."""
+    """A shape with sizes instead of axis names. A shape equals a list of the same sizes, since scripts use shapes and
+    lists."""
 
     __slots__ = ()
 
@@ -39,7 +40,7 @@ class Sizes(tuple[int, ...]):
 Shape = Sizes | None
 """None for a Python scalar."""
 MOST_EXPRESSIONS: Final = 256
-"""Largest number of axes, or of constraints, of one definition. Each is evaluated for every workload."""
+"""Largest number of axes, or of constraints, of one definition. Every workload evaluates all of them."""
 MOST_FAULTS: Final = 20
 """Maximum number of disagreements reported for one definition."""
 
@@ -90,7 +91,7 @@ class TensorSpec(DataModel):
     """One input or output."""
 
     shape: list[Annotated[NonEmpty, BeforeValidator(_dimension)]] | None
-    """Axis names; digits are literal dimensions; [] is a 0-d tensor, null a Python scalar."""
+    """Axis names. Digits are literal dimensions. [] is a 0-d tensor. null is a Python scalar."""
     dtype: str
     """A name of `DTYPES`."""
     description: str | None = None
@@ -126,7 +127,7 @@ class Definition(DataModel):
     tags: list[str] = Field(default_factory=list)
     """Free words, such as model:llama-3.1-8b."""
     constraints: list[str] = Field(default_factory=list, max_length=MOST_EXPRESSIONS)
-    """Python expressions over axes and inputs. Each is true for every workload."""
+    """Python expressions over axes and inputs. Each expression must be true for every workload."""
     description: str | None = None
     """A description for people."""
     custom_inputs_entrypoint: NonEmpty | None = None
@@ -135,7 +136,7 @@ class Definition(DataModel):
     @field_validator("reference")
     @classmethod
     def _reference_parses(cls, source: str) -> str:
-        source = source.removeprefix(BYTE_ORDER_MARK)  # the session runs it as a string
+        source = source.removeprefix(BYTE_ORDER_MARK)  # the session runs the reference as a string
         read_module(source)
         return source
 
@@ -153,7 +154,7 @@ class Definition(DataModel):
 
     @property
     def const_axes(self) -> dict[str, int]:
-        """The axes whose size is fixed, with that size."""
+        """Const axis → size."""
         return {name: axis.value for name, axis in self.axes.items() if isinstance(axis, AxisConst)}
 
     @property
@@ -249,7 +250,7 @@ class Definition(DataModel):
         return {name: axis.expression for name, axis in self.axes.items() if isinstance(axis, AxisExpr)}
 
     def get_axes_values(self, input_shapes: Iterable[Sequence[int] | None]) -> dict[str, int]:
-        """Bind the var axes from the shapes of the inputs, in order; raise ValueError if they disagree.
+        """Bind the var axes from the shapes of the inputs, in order; raise ValueError if the shapes disagree.
 
         Args:
             input_shapes: one shape per input; None for a Python scalar or an omitted input.
@@ -277,7 +278,7 @@ class Definition(DataModel):
     def get_axes_values_from_inputs(
         self, values: Iterable[Any] | None = None, *, inputs: Iterable[Any] | None = None
     ) -> dict[str, int]:
-        """Bind the var axes from input values. A value with a `shape` is a tensor, any other value a scalar.
+        """Bind the var axes from input values. A value with a `shape` is a tensor. All other values are scalars.
 
         Args:
             values: one value for each input, in order.

@@ -1,5 +1,5 @@
-"""Checks that a solution's entry function exists and accepts its definition's arguments; finds its binding. No source
-is run.
+"""Checks that a solution's entry function exists and accepts the definition's arguments. Finds the solution's binding.
+No source is run.
 
 Python is parsed. C++ and CUDA sources are searched for the line that exports the function. A check passes if the
 sources are inconclusive. The build and the first call then decide.
@@ -18,7 +18,8 @@ from flashinfer_bench.data.reference import A_CLASS, MOST_CHARACTERS, read_modul
 from flashinfer_bench.data.solution import Solution, SupportedBindings, SupportedLanguages
 
 SETUP: Final = "setup"
-"""A function of this name next to the entry function prepares its calls (docs/solutions.md, "Setup")."""
+"""A function with this name, beside the entry function, prepares calls of the entry function (docs/solutions.md,
+"Setup")."""
 COMPILED: Final = frozenset(language for language in SupportedLanguages if language.record.is_compiled)
 COMMENT: Final = re.compile(r"//[^\n]*|/\*.*?(?:\*/|\Z)", re.DOTALL)
 """A comment without an end extends to the end of the text. Without this rule, a text with many `/*` would take

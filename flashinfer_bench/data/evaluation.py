@@ -48,7 +48,7 @@ def _refuse_negative(value: float) -> float:
 
 
 NotNegative = Annotated[float, AfterValidator(_refuse_negative)]
-"""The magnitude of an error; it may be nan."""
+"""The magnitude of an error, or nan."""
 
 
 class Correctness(DataModel):
@@ -65,8 +65,8 @@ class Correctness(DataModel):
 
 
 def as_time(latency_ms: float) -> float | None:
-    """Return a recorded latency, in ms, if it is within the limits of a call; None for 0, nan, infinity and the
-    like."""
+    """Return a recorded latency, in ms, if it is within the limits of a call; None for any other value, such as 0, nan
+    or infinity."""
     return latency_ms if LEAST_LATENCY_MS <= latency_ms <= MOST_LATENCY_MS else None
 
 

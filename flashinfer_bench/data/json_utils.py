@@ -1,7 +1,7 @@
 """Reads and writes models in single files, for scripts: JSON with one object, JSONL with one object per line.
 
-Any pydantic model works. The functions accept the same dialects as loading a set. A file with errors is refused with
-one DataSetError that lists all of them. Functions that write into a trace set follow no link out of the set.
+Any pydantic model works. The functions accept the dialects that sets may have. A file with errors is refused with one
+DataSetError that lists all of them. Functions that write into a trace set follow no link out of the set.
 """
 
 from __future__ import annotations

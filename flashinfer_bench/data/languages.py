@@ -18,16 +18,18 @@ class Language:
     suffixes: tuple[str, ...]
     """Suffixes of source files in the language."""
     builder: str = "python"
-    """Module of `compile/builders/` with its `make_recipe`."""
+    """Module of `compile/builders/` that has `make_recipe` for the language."""
     is_compiled: bool = False
-    """Whether compilers build its solutions before they run. Otherwise the worker imports the sources."""
+    """Whether compilers build solutions before they run. Otherwise the worker imports the sources."""
     needs_gpu: bool = False
     package: str | None = None
-    """Python module that its solutions require. A Python source that imports the module is of this language."""
+    """Python module that solutions in the language require. A Python source that imports the module is of this
+    language."""
     headers: tuple[str, ...] = ()
-    """Folders of its headers. A CUDA source that includes one of their headers is of this language."""
+    """Folders of the language's headers. A CUDA source that includes a header from these folders is of this
+    language."""
     dependencies: tuple[str, ...] = ()
-    """Dependencies of all its solutions."""
+    """Dependencies of all solutions in the language."""
     program: str | None = None
     """Name of the compiler that the Python module `package` starts."""
     requires_cuda: bool = False

@@ -35,8 +35,8 @@ NOT_CONFIRMED: Final = "not confirmed"
 INDICATIVE: Final = "CPU: indicative"
 """Standing of results from a CPU. These results are never confirmed."""
 LEAST_REPORTED: Final = 0.9
-"""Minimum of the worker's reported latency divided by the recorded latency. Below it, the latency is never the best.
-For honest calls, the reported time and the time measured from outside differ by at most a tenth."""
+"""Minimum of the worker's reported latency divided by the recorded latency. Below this minimum, the latency is never
+the best. For honest calls, the reported time and the time measured from outside differ by at most a tenth."""
 Row = TypeVar("Row")
 Record = TypeVar("Record", bound=msgspec.Struct)
 
@@ -59,7 +59,7 @@ class Measurement(msgspec.Struct, frozen=True, gc=False):
     reason: str = ""
     """Why the time is not meaningful."""
     interval95_ms: list[Number] = []
-    """95 % interval of the latency: two bounds. `interval` names its scope."""
+    """95 % interval of the latency: two bounds. `interval` names the scope of the bounds."""
     assurance: str = ""
     """The level of assurance of a GPU latency: "standard" or "full"; empty on a CPU and in traces of earlier
     versions."""
@@ -72,7 +72,8 @@ class Measurement(msgspec.Struct, frozen=True, gc=False):
     """Number of samples."""
     trials: Number | None = None
     kernels: dict[str, Number] = {}
-    """Name of an operation in the timed calls → its number of launches in all samples. The worker reports both."""
+    """Name of an operation in the timed calls → its number of launches in all samples. The names and numbers come from
+    the worker."""
     library_kernels: str = "unknown"
     """How many operations of `kernels` come from a library: all, some, none, or unknown; see `timing.libraries`."""
     late: Number | None = None
@@ -150,7 +151,7 @@ class CompiledRecord(msgspec.Struct, frozen=True, gc=False):
     """Mode of torch.compile; empty if the run did not request a compiled reference."""
     latency_ms: Number | None = None
     compile_s: Number | None = None
-    """Seconds of the first call, which compiles. The latency does not include them."""
+    """Seconds of the first call, which compiles. The latency does not include these seconds."""
     graphs: Number | None = None
     graph_breaks: Number | None = None
     reason: str = ""
@@ -186,7 +187,7 @@ class RunRecord(msgspec.Struct, frozen=True, gc=False):
 
 
 class ReportedTrace(msgspec.Struct, frozen=True, gc=False):
-    """The data of a trace besides its verdict."""
+    """The data of a trace, without the verdict."""
 
     measurement: Measurement = Measurement()
     baseline: Measurement = Measurement()

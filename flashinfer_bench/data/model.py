@@ -1,6 +1,7 @@
 """The base of every model of the format. It is frozen, keeps unknown keys, and writes only given fields.
 
-Unknown keys are kept, so files of a newer or foreign schema survive a round trip. `store.parse` warns about them.
+Unknown keys are kept, so files of a newer or foreign schema survive a round trip. `store.parse` warns about unknown
+keys.
 """
 
 from __future__ import annotations

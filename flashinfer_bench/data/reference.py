@@ -88,7 +88,7 @@ def parse_source(source: str) -> ast.Module:
 
 
 def _find_bindings(body: Sequence[ast.stmt]) -> Iterator[tuple[str, ast.stmt]]:
-    """Yield every name that a module binds at import, with the statement."""
+    """Yield every name that a module binds at import, with the binding statement."""
     left = list(reversed(body))
     while left:
         match node := left.pop():

@@ -100,8 +100,8 @@ class BuildSpec(DataModel):
     destination_passing_style: bool = True
     """Whether the caller passes the outputs in, or the function returns them; see `declared_style`."""
     binding: SupportedBindings | None = None
-    """For compiled languages; null means the binding that the sources use (`entry.find_binding`). Ignored for other
-    languages."""
+    """Binding of a compiled solution. null means the binding that the sources use (`entry.find_binding`). Ignored for
+    other languages."""
     compile_options: CompileOptions | None = None
     """For compiled languages."""
 
@@ -125,7 +125,7 @@ class Solution(DataModel):
     name: NonEmpty
     """Unique in a set."""
     definition: NonEmpty
-    """Name of its definition."""
+    """Name of the definition."""
     author: NonEmpty
     """The author: a person or a model."""
     description: str | None = None
@@ -192,7 +192,8 @@ class Solution(DataModel):
         return self.digest()
 
     def with_unique_name(self) -> Solution:
-        """Return a copy whose name ends with the start of its digest, so different contents have different names."""
+        """Return a copy with the start of the digest at the end of the name, so different contents have different
+        names."""
         return self.model_copy(update={"name": f"{self.name}_{self.digest()[:_UNIQUE_DIGITS]}"})
 
     def __eq__(self, other: object) -> bool:

@@ -60,9 +60,9 @@ class TraceSet:
     solution_files: dict[str, Path] = field(default_factory=dict)
     """Solution name to its file."""
     solution_roots: dict[str, Path] = field(default_factory=dict)
-    """Solution name to its root, if that is not `root`; see `solution_root`."""
+    """Solution name to its root. Solutions of `root` are missing; see `solution_root`."""
     blob_roots: dict[tuple[str, str], Path] = field(default_factory=dict)
-    """(definition name, uuid) to the root of a workload, if that is not `root`; see `blob_root`."""
+    """(definition name, uuid) of a workload to its root. Workloads of `root` are missing; see `blob_root`."""
     baseline_author: str | None = field(default=None, kw_only=True)
     """Author whose lowest latencies are the baseline of reports; None for the reference."""
 
@@ -229,7 +229,7 @@ class TraceSet:
 
         With the default bounds, only the verdict counts. A different bound also limits the largest error, as in
         `filter_traces`. The largest relative error of a correct output can be huge near zero. The judge fails an
-        element only if both errors are too large.
+        element only if its absolute error and its relative error are both too large.
 
         Args:
             axes: sizes of the var axes that a workload must have.

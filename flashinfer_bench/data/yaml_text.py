@@ -28,7 +28,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def parse_yaml(text: str) -> tuple[yaml.Node | None, Any]:
-    """Return the root node of a YAML document, with the locations of all keys, and its value.
+    """Return the root node of a YAML document, with the locations of all keys, and the value of the document.
 
     Raises:
         yaml.YAMLError: the text is not YAML, or expands to too many values.

@@ -1,8 +1,8 @@
 """Outputs for which zeros would pass, since every expected value is within the absolute tolerance.
 
 An element fails only if its error is above atol and above rtol. So zeros pass if no expected value is above atol. The
-rule `norm` rejects these zeros, but skips small outputs, and users can disable it. An output is reported only if `norm`
-did not check it.
+rule `norm` rejects these zeros, but skips small outputs, and users can disable the rule. An output is reported only if
+`norm` did not check it.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def find_blind(traces: Iterable[Trace]) -> list[BlindOutput]:
 
 
 def _part(record: Any, *keys: str) -> dict[str, Any]:
-    """Return a table within a table; empty if it is missing."""
+    """Return a nested table; empty if it is missing."""
     for key in keys:
         record = record.get(key) if isinstance(record, dict) else None
     return record if isinstance(record, dict) else {}

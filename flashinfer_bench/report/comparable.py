@@ -1,6 +1,6 @@
 """Conditions that two times must share before they are compared, and descriptions of a difference.
 
-`compare` refuses times with different conditions, and `report diff` and `report history` make no decision on them. A
+`compare` refuses times with different conditions. `report diff` and `report history` make no decision on these times. A
 key that is missing in one trace does not count as a difference.
 """
 

@@ -1,6 +1,6 @@
 """The interval of a recorded latency in reports. The interval includes the variation between workers.
 
-In traces of earlier versions, the recorded interval covers only the samples of one worker. This module widens such an
+In traces of earlier versions, the recorded interval covers only the samples of one worker. This module then widens the
 interval by the default run-to-run variation of the kind of device.
 """
 

@@ -70,7 +70,7 @@ def count_timing(reported: Sequence[ReportedTrace]) -> Timing:
 def flags_in(reported: ReportedTrace) -> list[str]:
     """Return the flags of a verdict with a performance. A time that is not meaningful has no flags.
 
-    A verdict of another engine has no fingerprint, so it has only flags about times.
+    A verdict of another engine has no fingerprint, so only flags about times apply.
     """
     measured, known = reported.measurement, reported.run.fingerprint
     is_ours = known != FingerprintRecord()
@@ -102,7 +102,7 @@ def describe_bounds(timings: Sequence[Timing]) -> str | None:
 
 
 def describe_flag(flag: str, timings: Sequence[Timing]) -> str:
-    """Return the meaning of a flag, and how many workloads have it."""
+    """Return the meaning of a flag, and the number of workloads with the flag."""
     count = sum(timing.unknown + sum(timing.ways.values()) for timing in timings)
     flagged = sum(timing.flags.get(flag, 0) for timing in timings)
     return f"{flag}, {flagged} of {count}" + (f": {MEANINGS[flag]}" if flag in MEANINGS else "")

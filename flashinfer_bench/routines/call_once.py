@@ -1,4 +1,4 @@
-"""Calls a solution once, in its own process, so that the library compiles its kernel before timing.
+"""Calls a solution once, in a separate process, so that the library compiles the kernel before timing.
 
 FlashInfer builds and caches a kernel at the kernel's first call. The call is not judged. This package has generated the
 case and the solution. Solutions of a trace set run only in workers.
@@ -17,7 +17,7 @@ from flashinfer_bench.data import Definition, Solution, Workload
 
 
 def answer(request: dict[str, Any]) -> None:
-    """Make inputs and outputs, execute the source, and call its entry function.
+    """Make inputs and outputs, execute the source, and call the entry function.
 
     Args:
         request: a definition, a solution and a workload; "root" is the folder of the blobs.

@@ -207,7 +207,7 @@ def introduce(request: Request, platform: Platform) -> Iterator[str]:
 
 
 def report(row: Row) -> Iterator[str]:
-    """Yield the lines about a backend. Lines about wrong outputs have a time unless the flags forbid it."""
+    """Yield the lines about a backend. A line about a wrong output has a time unless the flags forbid times."""
     name, flags, facts, record = row["backend"], row["flags"], row["facts"], row["measurement"]
     if row["status"] == "mismatch":
         label = "ERROR" if flags["refcheck"] else "WARNING"

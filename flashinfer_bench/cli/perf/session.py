@@ -1,5 +1,5 @@
-"""Runs a session of `perf`: cases become entries of a trace set, `Benchmark` judges and times them, and verdicts become
-lines and rows.
+"""Runs a session of `perf`: cases become entries of a trace set, `Benchmark` judges and times cases, and verdicts
+become lines and rows.
 
 A case is a definition, a workload, and one solution per backend. Cases with equal settings run together. A case is
 reported when all its backends are done.
@@ -91,7 +91,7 @@ def run_session(argv: Sequence[str]) -> int:
         stack.enter_context(one_interrupt())
         try:
             for_sandbox = find_sandbox(session.sandbox, cache_root(os.environ)).is_sandboxed
-            # A sandboxed worker cannot share the kernels that it compiles, so the next case would compile them again.
+            # A sandboxed worker cannot share compiled kernels, so the next case would compile the same kernels again.
             is_worth_it = session.testlist is not None or (for_sandbox and devices[0].kind == "cuda")
             if session.jit_jobs is not None or is_worth_it:
                 compile_ahead(requests, root, devices, jobs=session.jit_jobs, for_sandbox=for_sandbox)

@@ -65,7 +65,7 @@ class Task(DataModel):
     benchmarks: list[Case] = Field(min_length=1)
     """Arguments of cases that are timed."""
     ranking_by: Literal["last", "mean", "geom"] = "last"
-    """The rule of the score."""
+    """The rule that computes the score."""
     multi_gpu: Literal[False] = False
     """Problems for several GPUs are refused."""
     test_timeout: Any = None
@@ -83,7 +83,7 @@ class Task(DataModel):
 
 
 class GpuMode:
-    """Reads problems, and keeps them: a problem's own files are no submissions."""
+    """Reads problems, and remembers the files of each problem, which are no submissions."""
 
     name = "gpumode"
     file = re.compile(r"task\.yml")
@@ -94,7 +94,7 @@ class GpuMode:
         self.tasks: dict[Path, Task] = {}
 
     def read(self, file: Path, text: str, issues: list[LoadIssue]) -> Raw | None:
-        """Return module name → text of a problem's files, and its cases without seeds; None if a field is wrong."""
+        """Return module name → text of a problem's files, and the cases without seeds; None if a field is wrong."""
         try:
             _, raw = parse_yaml(text)
         except yaml.YAMLError as error:

@@ -1,1 +1,1 @@
-"""Problems of other engines: reads their folders, and runs their code to find shapes."""
+"""Reads the problems of other engines from folders, and runs the problems' code to find shapes."""

@@ -1,7 +1,7 @@
 """Reads a folder of another engine's problems and solutions as a trace set in memory.
 
 The shapes of a problem come from a run of its code (`inspection.py`). All inputs have the type `custom`: the reference
-draws them. A file that cannot be read or converted becomes one issue of the set.
+draws the values. A file that cannot be read or converted becomes one issue of the set.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def read_folder(root: Path, engine: Engine) -> TraceSet:
 
     Raises:
         DataSetError: the folder holds no problem files.
-        Fault: the process that runs the problems ended.
+        Fault: the process that runs the problems ended early.
     """
     found, problems = TraceSet.from_path(root), dict[Path, Any]()
     issues = found.issues = [issue for issue in found.issues if issue.missing_definition is None]

@@ -2,7 +2,7 @@
 
     request: {"module": the engine's inspection, "block": text of its block.py, "limit_s": seconds for one problem,
               "problems": [JSON value]}
-    response: a list, for each problem {"refused": reason}, or the answer of the module's `inspect_problem`
+    response: a list with {"refused": reason}, or the answer of `inspect_problem`, for each problem
 
 A problem runs in a fork of the process, with fake tensors, which have shapes and no values. A problem that needs values
 runs with real tensors. A fork is no sandbox, so the user has to trust the problems.

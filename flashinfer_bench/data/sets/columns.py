@@ -96,7 +96,7 @@ OF_TIMES: Final = frozenset({"is_meaningful", "flags", "confirmed", "library_ker
 
 
 def make_row(result: Result) -> dict[str, Any]:
-    """Return the row of a result, by column name."""
+    """Return column → value for a result."""
     evaluation = result.evaluation
     reported = result.reported
     parts = (

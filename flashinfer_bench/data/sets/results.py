@@ -58,7 +58,7 @@ class Result(NamedTuple):
     """For a solution outside the set: the author that a server recorded, else `UNKNOWN_AUTHOR`."""
     language: str
     is_latest: bool
-    """Whether it is the latest verdict on its definition, solution, workload and hardware."""
+    """Whether the verdict is the latest on the same definition, solution, workload and hardware."""
     sol_score: float | None = None
     """Speed-of-light score, 0 for a failure. None if the score is unknown, or if the latency's interval is below the
     floor."""
@@ -159,7 +159,7 @@ class Result(NamedTuple):
 
 @collector_paused()
 def list_results(trace_set: TraceSet | None, traces: Iterable[AnyTrace], *, latest_only: bool = True) -> list[Result]:
-    """Return the results of the traces with a verdict, in their order.
+    """Return the results of the traces with a verdict, in the order of the traces.
 
     Args:
         trace_set: the set with the definitions and solutions; None for no set.

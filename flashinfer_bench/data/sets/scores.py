@@ -1,10 +1,10 @@
 """Scores over a whole set: the speed-up of a solution, or of an author's best solutions, over a baseline author.
 
-The speed-up on a workload is the baseline's latency over the solution's, on the same hardware. The lowest passing
-latency counts on both sides; confirmed latencies take precedence. Only workloads that the baseline passed count. All
-traces count, not only the latest. A solution with a failed trace scores 0 until that trace is removed. Quick looks
-(`--quick`) do not count. Means over workloads use the workloads' weights; means over definitions use equal weights.
-`report/ranking.py` applies the same rule to the latest verdicts.
+The speed-up on a workload is the baseline's latency over the solution's, on the same hardware. On both sides, the
+lowest latency of a passed verdict counts. Confirmed latencies take precedence. Only workloads that the baseline passed
+count. All traces count, not only the latest. A solution with a failed trace scores 0 until that trace is removed. Quick
+looks (`--quick`) do not count. A mean over workloads uses the workloads' weights. A mean over definitions uses equal
+weights. `report/ranking.py` applies the same rule to the latest verdicts.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def rank_authors(
     op_type: str | None = None,
     definition_name: str | None = None,
 ) -> Ranking:
-    """Return all authors except the baseline author, with their scores against that author, the highest first.
+    """Return all authors except the baseline author, with scores against the baseline author, the highest first.
 
     Raises:
         ValueError: the baseline author has no solution, or several, of a definition that counts.
@@ -134,7 +134,7 @@ class _Score(NamedTuple):
     speedups: Weighted
     """Speed-up on each workload that solution and baseline passed, with the workload's weight."""
     standing: str
-    """The best standing of its latencies."""
+    """The best standing of the solution's latencies."""
 
 
 def _best_scores(

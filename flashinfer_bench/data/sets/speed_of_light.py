@@ -1,4 +1,4 @@
-"""The speed-of-light score of a latency: its place between a baseline and the floor of the roofline.
+"""The speed-of-light score of a latency: the position between a baseline and the floor of the roofline.
 
     score = 1 / (1 + (kernel - floor) / (baseline - floor))
 

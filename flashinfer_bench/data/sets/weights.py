@@ -1,4 +1,4 @@
-"""Means over workloads, with the weights of the workloads. If all weights are 1, they are the plain means."""
+"""Means over workloads, with the weights of the workloads. If all weights are 1, the results are the plain means."""
 
 from __future__ import annotations
 

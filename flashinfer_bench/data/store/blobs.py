@@ -65,8 +65,8 @@ class BlobStore:
         return file
 
     def why_missing(self, path: str) -> str | None:
-        """Return why the file of a blob path is missing: it does not exist, or is only a git-lfs pointer. Return None
-        for any other file."""
+        """Return why a blob is missing: the file does not exist, or is only a git-lfs pointer. Return None if the blob
+        exists."""
         try:
             self.locate(path)
         except BlobMissing as fault:

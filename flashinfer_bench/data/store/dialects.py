@@ -1,4 +1,5 @@
-"""The dialects of public files: converts a parsed object to the current format, and returns it with warnings.
+"""The dialects of public files: converts a parsed object to the current format, and returns the new object with
+warnings.
 
     definition   `type` for `op_type`, or no op type: the folder's; `tags` and `constraints` null
                  axes without their type: `{}`, `{"value": 4}`, `{"expression": "2 * n"}`
@@ -17,7 +18,7 @@
                  next to its definition: blob paths relative to the folder of the file
 
 A `Location` has the values that the path of the file implies. An upgrade assumes that its object has the expected form.
-Otherwise it raises AttributeError, KeyError or TypeError, and the models refuse the unchanged object.
+An object of another form raises AttributeError, KeyError or TypeError, and the models refuse the unchanged object.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ OTHER_LANGUAGES: Final[Mapping[str, str]] = {
     "cudnn": "cudnn",
     "cublas": "cublas",
 }
-"""Language of another engine → its required package. If the package is missing, the solution is skipped.
+"""Language of another engine → required package. If the package is missing, the solution is skipped.
 
 A solution with several languages needs the packages of all of them. A solution needs no package if its single language
 is also a language of this package.
@@ -159,7 +160,7 @@ def _upgrade_dump(new: Raw, warnings: Warnings) -> None:
 
 
 def upgrade_solution(raw: Raw, location: Location, warnings: Warnings) -> Raw:
-    """Convert a solution to the current format. Read its sources next to its file."""
+    """Convert a solution to the current format. Read the sources from files next to the solution's file."""
     raw = restore_origin(raw)
     new = dict(raw)
     if location.definition is not None:

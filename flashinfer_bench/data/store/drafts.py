@@ -187,7 +187,7 @@ def _choose_language(path: Path, sources: Mapping[str, str], given: str | None) 
 
 
 def find_language(sources: Mapping[str, str]) -> SupportedLanguages | None:
-    """Return the language of sources, by suffixes, imports and headers; None if no file shows it."""
+    """Return the language of sources, by suffixes, imports and headers; None if no file shows the language."""
     suffixes = set(map(_suffix, sources))
     found = [one for one in SupportedLanguages if suffixes.intersection(one.record.suffixes)]
     if SupportedLanguages.PYTHON not in found:

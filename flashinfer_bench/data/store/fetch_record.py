@@ -1,4 +1,5 @@
-"""The record of a fetched set: the repository of the hub, its commit, and the size and digest of each file there.
+"""The record of a fetched set: the repository on the hub, the commit, and the size and digest of each file in that
+commit.
 
 `fetch` writes the record to `.fetched.json` in the root of the set, before it downloads. The record lets `fetch` resume
 an interrupted fetch and check a complete fetch offline. Messages about missing blobs get the command from the record.

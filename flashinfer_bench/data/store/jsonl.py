@@ -29,7 +29,7 @@ from flashinfer_bench.base.files.writing import WriteRefused, check_location, op
 from flashinfer_bench.errors import DataSetError, Fault
 
 _STAGED: Final = 180
-"""Maximum characters of a file's name that are part of the temporary file's name."""
+"""Maximum characters that the name of a temporary file takes from the target's name."""
 MOST_JSON_BYTES: Final = 32 << 20
 """Largest JSON file or line, in bytes."""
 MOST_LINES_BYTES: Final = 1 << 30
@@ -87,11 +87,11 @@ def append_lines(path: Path, lines: Iterable[str], *, root: Path | None = None) 
 
 
 def remove_lines(path: Path, is_unwanted: Callable[[bytes], bool], *, root: Path | None = None) -> int:
-    """Remove lines atomically, and return their number. A file without remaining lines is deleted. Other processes may
-    append concurrently.
+    """Remove lines atomically, and return the number of removed lines. A file without remaining lines is deleted. Other
+    processes may append concurrently.
 
     Args:
-        is_unwanted: takes a line without its newline; returns whether it is removed.
+        is_unwanted: takes a line without its newline; returns whether the line is removed.
         root: folder below which no link is followed.
 
     Raises:

@@ -28,9 +28,9 @@ WORKLOADS: Final = "workloads"
 TRACES: Final = "traces"
 BLOB: Final = "blob"
 TOLERANCES_FILE: Final = "tolerances.yaml"
-"""The file of a root that defines the tolerances of its definitions."""
+"""The file of a root that has the tolerances of the root's definitions."""
 WEIGHTS_FILE: Final = "weights.yaml"
-"""The file of a root that defines the weights of its workloads."""
+"""The file of a root that has the weights of the root's workloads."""
 SERVED: Final = ".serve"
 """The folder of a root for a server's accepted tasks."""
 FOLDERS: Final = frozenset({DEFINITIONS, SOLUTIONS, WORKLOADS, TRACES, BLOB})
@@ -41,7 +41,7 @@ MAX_PART: Final = 200
 _PLAIN: Final = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9 _.+=@,()-]*[A-Za-z0-9_+=@)-])?")
 _NOT_PLAIN: Final = re.compile(r"[^A-Za-z0-9_-]+")
 _KEPT: Final = 60
-"""Number of characters kept of a name that is not plain, so that people recognise the name."""
+"""Number of characters that stay of a name that is not plain. People recognise the name by these characters."""
 _DIGEST: Final = 32
 """Hexadecimal digits of the digest in a name that is not plain. The digest keeps names distinct."""
 
@@ -107,8 +107,8 @@ def check_location(file: Path, folder: Path, expected: tuple[str, ...]) -> str |
 
     Args:
         folder: the folder of the layout that contains the file.
-        expected: the name of the object, then of the folders around it, innermost first. Only the folders in the path
-            are compared, so flatter layouts pass.
+        expected: the name of the object, then the names of the folders around the file, innermost first. Only the
+            folders in the path are compared, so flatter layouts pass.
     """
     parts = file.relative_to(folder).with_suffix("").parts[::-1]
     for found, name in zip(parts, expected, strict=False):

@@ -110,7 +110,7 @@ def is_passed_over(name: str) -> bool:
 
 
 def _is_of_spec(key: str) -> bool:
-    """Return whether a key of a manifest belongs to the spec, or is a misspelling of such a key."""
+    """Return whether a key of a manifest belongs to the spec, or is a misspelling of a spec key."""
     is_near = nearest_name(key, SPEC_KEYS, cutoff=KEY_CUTOFF) is not None
     return key in SPEC_KEYS or (key not in Solution.model_fields and is_near)
 

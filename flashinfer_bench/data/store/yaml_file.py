@@ -23,7 +23,7 @@ class YamlFile:
 
     values: dict[Any, Any]
     lines: Mapping[tuple[str, ...], int] = field(default_factory=dict)
-    """Line of each key, by its path of keys."""
+    """Path of keys → line of the last key."""
 
 
 def read_yaml_file(path: Path) -> YamlFile:

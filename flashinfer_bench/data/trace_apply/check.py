@@ -1,7 +1,7 @@
 """Reads an exported folder by FlashInfer's own reader, in a process of its own. No solution is run.
 
     request: the folder
-    response: {"flashinfer": its version, "problems": [lines], "files": their number}
+    response: {"flashinfer": version, "problems": [lines], "files": number}
 
 The process imports FlashInfer as a served model does: with FLASHINFER_TRACE_APPLY and FLASHINFER_TRACE_APPLY_PATH. Then
 the process enables each file alone, and asks whether Trace Apply replaces an API by the file's solution.

@@ -152,7 +152,7 @@ def export_apply(
 
 
 def _find_candidates(trace_set: TraceSet, definition: Definition, *, unconfirmed: bool) -> Iterator[Candidate]:
-    """Yield the solutions that failed no workload in their present version."""
+    """Yield the solutions whose present version failed no workload."""
     digests = {one.name: one.digest() for one in trace_set.solutions.get(definition.name, ())}
     workloads = {line.workload.uuid for line in trace_set.workloads.get(definition.name, ())}
     results = list_results(None, kept_of(trace_set.traces.get(definition.name, [])))

@@ -1,5 +1,4 @@
-"""The translations to FlashInfer's Trace Apply, one row for each family of definitions. The first row that matches
-counts.
+"""The translations to FlashInfer's Trace Apply, one row for each family of definitions. The first matching row is used.
 
 FlashInfer derives a name from each call: a prefix and the sizes of the const axes. Solutions are found only by this
 name. FlashInfer passes only the inputs of its own template. So a row has the required interface of a definition, the

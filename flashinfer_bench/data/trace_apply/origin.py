@@ -20,7 +20,8 @@ def note_origin(written: Solution, solution: Solution) -> dict[str, Any]:
 
 
 def restore_origin(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the original of a written solution, as a JSON object. Return a solution without an origin unchanged."""
+    """Return the original of a written solution, as a JSON object. A solution without an origin is returned
+    unchanged."""
     if not isinstance(origin := raw.get(ORIGIN), Mapping):
         return dict(raw)
     sources = [source for source in raw["sources"] if source["path"] != WRAPPER_FILE]

@@ -1,4 +1,4 @@
-"""The data of the overview, of a definition's page and of a solution's page; the scripts in `assets/` show them."""
+"""The data of the overview, of a definition's page and of a solution's page; the scripts in `assets/` show the data."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""One case of a routine: its declarations, and the definition, workload and solutions generated from it."""
+"""One case of a routine: declarations, and the definition, workload and solutions that are generated from a case."""

@@ -5,7 +5,7 @@ A constant (a name in capitals) can get another value. The new `run` takes all i
 passes on the inputs that are parameters of the function. A parameter `*rest` gets all remaining inputs, and `**outputs`
 the outputs by name. `setup` calls the function NAME_setup, which prepares keyword arguments of `run`.
 
-The text of a reference, without comments, decides the name of its definition. So a changed docstring in `*_torch.py`
+The text of a reference, without comments, decides the name of the definition. So a changed docstring in `*_torch.py`
 changes the name of every case of that function.
 """
 
@@ -39,7 +39,7 @@ def extract_source(
         The source, and whether the function writes into given outputs.
 
     Raises:
-        KeyError: the module has no such function.
+        KeyError: the module lacks the function.
     """
     bodies = top_level(file)
     parameters: Any = bodies[function].args  # type: ignore[attr-defined]

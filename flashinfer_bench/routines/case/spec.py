@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 Kind = Literal["int", "float", "text", "file", "switch"]
 TORCH: Final = "torch"
-"""The backend of every routine: its reference."""
+"""The backend that every routine has: the reference."""
 DTYPES: Final = {
     "bfloat16": "bfloat16",
     "float16": "float16",
@@ -148,7 +148,7 @@ class Check:
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One routine with one set of sizes, complete for a run."""
+    """One routine with one set of sizes, ready to run."""
 
     op_type: str
     inputs: Mapping[str, Any]
@@ -195,7 +195,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Routine:
-    """One routine: its flags, and its backends with their GPUs."""
+    """One routine, with its flags, its backends, and the GPUs of each backend."""
 
     family: str
     flags: Sequence[Flag]
@@ -268,7 +268,7 @@ def require(condition: object, message: str) -> None:
 
 
 def needed(args: Namespace, flag: str, why: str = "") -> int:
-    """Return the value of a required flag, or raise UsageError if it is missing."""
+    """Return the value of a required flag, or raise UsageError if the flag is missing."""
     value = getattr(args, flag)
     require(value, f"--{flag} is missing{why}")
     return int(value)

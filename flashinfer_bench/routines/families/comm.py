@@ -1,14 +1,15 @@
-"""Sums and exchanges between ranks: an all-reduce with what follows it, and collectives over two groups of ranks.
+"""Sums and exchanges between ranks: an all-reduce with the operations after it, and collectives over two groups of
+ranks.
 
 The kernels run on one GPU for each rank. The torch backend computes all ranks in one process, so its time says nothing
 about GPUs.
 
 Only bytes between ranks count. A part has N elements of e bytes.
 
-* `allreduce_fusion`: R ranks have a part each. R - 1 additions of a part; 6 N FLOPs for a residual and RMSNorm. Bytes
+* `allreduce_fusion`: R ranks have a part each. FLOPs are (R - 1) N, and 6 N more with a residual and RMSNorm. Bytes
   are 2 (R - 1) N e.
-* `mixed_comm`: g groups of t ranks. t - 1 additions of g parts if sums are gathered, g t - 1 if they are scattered.
-  Bytes are g (t + g t - 2) N e.
+* `mixed_comm`: g groups of t ranks. FLOPs are g (t - 1) N if sums are gathered, and g (g t - 1) N if sums are
+  scattered. Bytes are g (t + g t - 2) N e.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ FP8_MATCH: Final = 0.95
 
 
 def make_allreduce_fusion(args: Namespace) -> Case:
-    """Make a case of a sum over ranks, alone, or with a residual and RMSNorm after it."""
+    """Make a case of a sum over ranks, alone, or followed by a residual and RMSNorm."""
     ranks, pattern = count_ranks() or RANKS_IN_ONE_PROCESS, args.pattern
     elements, tokens = args.num_tokens * args.hidden_size, f"{args.input_dtype}[num_tokens hidden_size]"
     inputs, outputs = {"x": f"{args.input_dtype}[ranks num_tokens hidden_size]"}, {"out": tokens}

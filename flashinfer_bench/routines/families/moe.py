@@ -247,7 +247,7 @@ def make_routed(args: Namespace, name: str) -> Case:
         token = MX_TOKENS[args.fp4_mode][0]
         name += "_mx"
         scales = {name: {"hidden_states_scale": f"float8_e8m0fnu[num_tokens {h // 32}]"}} if unit == "fp8" else {}
-        # Without factors, products are large. So half of the gates are open, and the others are shut.
+        # Without factors, products are large. So one half of the gates is open, and the other half is shut.
         weight = math.sqrt(8.5625) * E8M0_DEVIATION
         before = math.sqrt(h) * weight * (E8M0_DEVIATION if unit == "fp8" else 1)
         scaling *= math.sqrt(0.5) * before**2 / ACT_DEVIATION * math.sqrt(i) * weight

@@ -120,7 +120,7 @@ def make_moe_a2a_dispatch_combine(args: Namespace) -> Case:
     costs = count_phases(args, chosen)
     op_type, layers, check, unit = "moe_comm", {}, EXCHANGE, UNITS["fp32"]
     if args.real_math:
-        # The evaluators' rules for expert weights and their rounding apply to the op type moe.
+        # Evaluators apply the rules for expert weights and rounding only to the op type moe.
         op_type, unit = "moe", UNITS[quant]
         check = check_experts(unit, args.top_k)
         each = [floats([1 / E2M1_DEVIATION] * experts)] * 2 if quant == "nvfp4" else []
