@@ -99,7 +99,7 @@ class Measurement(msgspec.Struct, frozen=True, gc=False):
     """Time of one call in a batch of back-to-back calls; None if batches could not resolve the time or were not
     needed."""
     relay_ms: Number | None = None
-    """Time of one call in a gated chain, timed from outside; None if no chain was run."""
+    """Time of one call in a gated chain, measured from outside; None if no chain was run."""
 
     @property
     def is_full(self) -> bool:

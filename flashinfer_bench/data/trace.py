@@ -34,7 +34,7 @@ class Trace(DataModel):
         return self
 
     def is_workload_trace(self) -> bool:
-        """Return whether this is a workload without a verdict."""
+        """Return whether the trace is a workload without a verdict."""
         return self.solution is None and self.evaluation is None
 
     def is_successful(self) -> bool:

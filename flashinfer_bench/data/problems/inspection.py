@@ -40,7 +40,7 @@ class Unsupported(Exception):
 
 def answer(request: dict[str, Any]) -> list[dict[str, Any]]:
     """Inspect each problem in a fork of this process."""
-    with FakeTensorMode():  # loads modules once for all forks
+    with FakeTensorMode():  # loads torch's modules once for all forks
         torch.zeros(1).sum()
     inspect = import_module(request["module"]).inspect_problem
     return [_inspect_apart(request["limit_s"], inspect, request["block"], problem) for problem in request["problems"]]

@@ -266,8 +266,8 @@ def _is_quick(trace: AnyTrace) -> bool:
 
 
 def _may_be_alike(*traces: AnyTrace) -> bool:
-    """Return whether the fingerprints of traces name the same judged objects. A missing fingerprint equals any
-    other."""
+    """Return whether the fingerprints of traces name the same judged objects. A missing fingerprint counts as equal to
+    every fingerprint."""
     judged = {
         _JUDGED(read_reported(trace.evaluation).run.fingerprint) for trace in traces if trace.evaluation is not None
     }

@@ -1,4 +1,4 @@
-"""The stored inputs of workloads: resolves a blob path to a file that can be opened. It downloads no file.
+"""The stored inputs of workloads: resolves a blob path to a file that can be opened. This module downloads no file.
 
 Blob paths come from untrusted data sets, so a file outside the set is refused. The judge opens the files.
 """

@@ -47,8 +47,8 @@ _DIGEST: Final = 32
 
 
 def path_part(name: str) -> str:
-    """Convert a name to one file or folder name. A plain name stays the same. The result for other names is the plain
-    letters and a digest."""
+    """Convert a name to one file or folder name. A plain name stays the same. Any other name becomes its plain letters
+    and a digest."""
     if len(name) <= MAX_PART and _PLAIN.fullmatch(name):
         return name
     digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:_DIGEST]

@@ -269,7 +269,7 @@ class _Reader:
         self.found.traces = {name: TraceList(traces) for name, traces in kept.items()}
 
     def read_lines(self, file: Location, folder: str) -> Iterator[tuple[AnyTrace, Location]]:
-        """Yield the traces of a file. Check the definition of several lines only once."""
+        """Yield the traces of a file. Each definition is checked once per file, not once per line."""
         start, first, count = len(self.issues), dict[str, tuple[Location, str]](), Counter[str]()
         found: Iterator[tuple[AnyTrace, Location]] = parse_objects(Trace, file, self.issues)
         if file.file.suffix == ".jsonl":

@@ -30,7 +30,8 @@ def read_yaml_file(path: Path) -> YamlFile:
     """Read a YAML file that holds a mapping.
 
     Raises:
-        ConfigError: the file is missing, is no YAML or no mapping, or has a key twice. The message names a known line.
+        ConfigError: the file is missing, is no YAML or no mapping, or has a key twice. The message names the line of
+            the error if YAML gives a line.
     """
     try:
         root, values = parse_yaml(read_whole(path, MOST_YAML_BYTES).decode("utf-8"))
