@@ -40,6 +40,7 @@ REFUSED = {
     "rank": (PLAIN._replace(further={"ranking_by": "best"}), "ranking_by: Input should be 'last', 'mean' or 'geom'"),
     "nothing": (PLAIN._replace(benchmarks=[]), "benchmarks: List should have at least 1 item"),
     "unchecked": (PLAIN._replace(check=""), "its reference has no check_implementation"),
+    "alike": (PLAIN._replace(generate="return {'a-b': draw(seed, n), 'a_b': draw(seed, n)}"), "make one name"),
     "module": (PLAIN._replace(generate="return torch.nn.Linear(n, n)"), "data is a Linear with tensors"),
     "absent": (PLAIN._replace(head="import aiter_of_nobody\n" + HEAD), "No module named 'aiter_of_nobody'"),
     "ends": (PLAIN._replace(head="import os\nos._exit(3)"), "its code ended the process with exit code 3"),
@@ -83,9 +84,11 @@ def test_right_and_wrong_submissions_of_converted_problems_get_the_right_verdict
 @pytest.mark.cpu
 def test_a_problem_that_cannot_be_carried_over_is_named_with_the_reason(tmp_path: Path) -> None:
     write_problems(tmp_path, {"good": PLAIN, **{name: problem for name, (problem, _) in REFUSED.items()}})
+    objects = PLAIN._replace(generate="return draw(seed, n, n), draw(seed, n), [object()]", reference="return data[1]")
+    write_problems(tmp_path / "more", {"objects": objects})
     found = read_folder(tmp_path, GpuMode())
     reasons = {issue.file.parent.name: issue.text for issue in found.issues if issue.file.name == "task.yml"}
-    assert list(found.definitions) == ["good"]
+    assert list(found.definitions) == ["good", "objects"]
     assert {name: reason for name, (_, reason) in REFUSED.items() if reason not in reasons[name]} == {}
 
 

@@ -9,6 +9,7 @@ facts: {"form": {"inputs": {name: dtype}, "outputs": {name: dtype}, "orders", "h
 
 from __future__ import annotations
 
+import re
 from typing import Any, Final
 
 import torch
@@ -33,6 +34,8 @@ def inspect_problem(block: str, problem: dict[str, Any]) -> dict[str, Any]:
 def _inspect_case(one: Any, mode: Any, case: dict[str, Any]) -> dict[str, Any]:
     filled = list[torch.Tensor]()
     parts, structure = one.flatten(data := one.generate(case, mode(CPU, filled)), "data")
+    if len(parts) < structure.num_leaves:
+        raise Unsupported("several keys of its data make one name, as a-b and a_b do")
     inputs = {name: value for name, value in parts.items() if type(value) in NUMBERS or _is_tensor(value)}
     others = {name: getattr(value, "__dict__", value) for name, value in parts.items() if name not in inputs}
     for name, state in others.items():
@@ -71,7 +74,8 @@ def _inspect_case(one: Any, mode: Any, case: dict[str, Any]) -> dict[str, Any]:
     }
     inputs, outputs = ({name: described[name][1] for name in side} for side in (inputs, outputs))
     form = {"inputs": inputs, "outputs": outputs, "orders": orders, "homes": homes}
-    return {"form": form, "shapes": shapes, "strided": strided, "others": f"{structure} {list(others.values())}"}
+    text = re.sub(" at 0x[0-9a-f]+", "", f"{structure} {list(others.values())}")
+    return {"form": form, "shapes": shapes, "strided": strided, "others": text}
 
 
 def _is_tensor(value: Any) -> bool:
