@@ -1,6 +1,6 @@
 """The engine: configuration, plan, runner, judge. Running a trace set starts at `Benchmark`.
 
-The names below are public. Each is imported at its first use, so the configuration needs no torch.
+The names below are public. Each name is imported at its first use, so the configuration needs no torch.
 """
 
 from __future__ import annotations

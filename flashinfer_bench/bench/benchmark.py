@@ -331,7 +331,8 @@ class Benchmark:
 
 
 def make_rules(context: HarnessContext, plan: Plan, *, keeps_sessions: bool = False, repeats: bool = False) -> Rules:
-    """Return the rules of a run. They let a session compile the modules of first calls ahead, if it can."""
+    """Return the rules of a run. The rules let a session compile the modules of first calls ahead, if the session
+    can."""
     if keeps_sessions:
         return Rules(retry_device_s=RETRY_S)
     if repeats:

@@ -1,4 +1,4 @@
-"""Evaluation settings, their sources, and the cascade over these sources. It does not access the disk.
+"""Evaluation settings, their sources, and the cascade over these sources. This module does not access the disk.
 
 `EvalConfig` is partial: the fields of one section. `ResolvedEvalConfig` is complete: the settings of one definition,
 each with its origin. A `Level` has the values of one source at its top level, or in one section. `cascade` alone

@@ -59,8 +59,8 @@ class Standing(NamedTuple):
 def next_to_confirm(standings: Iterable[Standing], tried: Collection[str]) -> str | None:
     """Return the solution to confirm next on a workload; None if the best is confirmed, or no solution is left to try.
 
-    That solution is the fastest without a confirmation. Its interval must lie below the intervals of all confirmed
-    solutions.
+    The next solution is the fastest without a confirmation. The interval of its time must lie below the intervals of
+    all confirmed solutions.
 
     Args:
         standings: the times of all solutions that pass on one kind of hardware, including recorded verdicts.
@@ -274,7 +274,8 @@ def is_beyond_chance(evaluation: Evaluation) -> bool:
 
 
 def void(trace: Trace, broken: Sequence[Trace]) -> Trace:
-    """Return the trace that revokes a verdict. It has the status and the rule of the latest trace in `broken`."""
+    """Return the trace that revokes a verdict. The trace has the status and the rule of the latest trace in
+    `broken`."""
     before, latest = trace.evaluation, broken[-1].evaluation
     assert before is not None
     assert latest is not None

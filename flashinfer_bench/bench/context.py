@@ -1,7 +1,7 @@
 """The services for judging a trace set, set up once: the machine, the sandbox, the evaluators, the settings of a
 session.
 
-Runs, the resident engine and comparisons all start from it. It starts no device session.
+Runs, the resident engine and comparisons all start from these services. This module starts no device session.
 """
 
 from __future__ import annotations

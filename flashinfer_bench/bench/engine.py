@@ -204,7 +204,7 @@ class Engine:
     def subscribe(self, callback: Callable[[Event], object]) -> Callable[[], None]:
         """Have a function called with every event; return a function that ends the subscription.
 
-        The callback runs in the engine's thread, so it must be quick. Its exceptions are logged.
+        The callback runs in the engine's thread, so it must be quick. Exceptions of the callback are logged.
         """
         self._subscribers.append(callback)
 

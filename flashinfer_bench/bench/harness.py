@@ -5,8 +5,8 @@
     Engine.submit ──┘        ▲                           └── verdicts, faults
                              └── trace (saved), fault ◀──────┘
 
-Its driver calls `step` again and again: `Benchmark.run` in the caller's thread, `Engine` in its own thread. Equal jobs
-of submissions with `is_shared` are judged once. Jobs are equal if the definition, the workload, the sources and the
+A driver calls `step` again and again: `Benchmark.run` in the caller's thread, `Engine` in its own thread. Equal jobs of
+submissions with `is_shared` are judged once. Jobs are equal if the definition, the workload, the sources and the
 settings are equal (`Job.fingerprint`). The name of the solution does not count. Each submission gets a trace with its
 own solution's name.
 """
@@ -263,7 +263,8 @@ class Harness:
 
 
 def _deal(scheduler: Scheduler, queue_class: QueueClass, new: list[Job], raised: list[int]) -> None:
-    """Give jobs to the loop. Their order may change, so the loop first takes back all batches that were not begun."""
+    """Give jobs to the loop. The order of jobs may change, so the loop first takes back all batches that were not
+    begun."""
     scheduler.recall()
     scheduler.add([*new, *scheduler.remove(raised)], queue_class)
 

@@ -1,4 +1,5 @@
-"""The queue of open jobs: the jobs that a device takes next. It only decides which jobs come next, and starts nothing.
+"""The queue of open jobs: the jobs that a device takes next. The queue only decides which jobs come next, and starts
+nothing.
 
 Each submitter has a queue class for each priority. The highest priority goes first. Within a priority, the class with
 the fewest device seconds goes first. A new or returning class starts level with all other classes.

@@ -1,7 +1,8 @@
 """A solution or a reference as a callable of this process, for debugging: NOTHING IS ISOLATED.
 
-Its code runs in this process with all rights of the process. It can change the results of everything else in the
-process, and crash it. `Benchmark` never judges like this. `flashinfer_bench.compile` has these names for scripts.
+The solution's code runs in this process with all rights of the process. The code can change the results of everything
+else in the process, and crash the process. `Benchmark` never judges like this. `flashinfer_bench.compile` has these
+names for scripts.
 
 The engine builds in separate processes, and keeps the results in its cache. Only the results are loaded here.
 """

@@ -2,9 +2,9 @@
 
     queue → batch (its solutions are built) → session of a device slot → verdict, fault or notice
 
-A session gets its next batch early, to prepare workers. It begins the batch at the message `begin`. A batch that was
-not begun is taken back if another device would idle, or if the order of the queue has changed. A job with a lost
-session runs once more on a fresh session; the second loss is a fault. Compilers run at the same time
+A session gets its next batch early, to prepare workers. The session begins the batch at the message `begin`. A batch
+that was not begun is taken back if another device would idle, or if the order of the queue has changed. A job with a
+lost session runs once more on a fresh session; the second loss is a fault. Compilers run at the same time
 (`compile/build_pool.py`); in a run on a CPU they end before the first job begins.
 
 One thread drives the loop with one select. The loop judges nothing, makes no traces, and knows no submissions: see

@@ -131,7 +131,7 @@ class Task(Submission):
     def add_done_callback(self, callback: Callable[[Task], object]) -> None:
         """Have a function called with the task when it has ended, or at once if it has ended already.
 
-        The callback runs in the engine's thread, so it must be quick. Its exceptions are logged.
+        The callback runs in the engine's thread, so it must be quick. Exceptions of the callback are logged.
         """
         self._end.add_done_callback(lambda _end: callback(self))
 

@@ -5,9 +5,9 @@
       atol: 0.001
       required_matched_ratio: 0.98
 
-A set is trusted like its references, which decide what is right. So its tolerances hold for its own definitions. They
-beat the bundled settings, and the user's settings beat them. The tolerance in a workload's line beats the file, if the
-workload lies in the same root as its definition.
+A set is trusted like its references, which decide what is right. So a set's tolerances hold for its own definitions.
+These tolerances beat the bundled settings; the user's settings beat both. The tolerance in a workload's line beats the
+file, if the workload lies in the same root as its definition.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""The judge: evaluators decide whether a solution is right. They run in the device session, never in a worker.
+"""The judge: evaluators decide whether a solution is right. Evaluators run in the device session, never in a worker.
 
-The names below are for scripts that debug in their own process, without isolation. Each is imported at its first use.
+The names below are for scripts that debug in their own process, without isolation. Each name is imported at its first
+use.
 """
 
 from __future__ import annotations

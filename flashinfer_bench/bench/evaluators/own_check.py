@@ -1,7 +1,8 @@
 """The OwnCheck evaluator: a function in the definition's reference decides.
 
 GPU MODE's problems may have such a check, for example for a factorisation with many right answers. The function gets
-inputs and outputs in the order of the definition. It returns the reason why outputs are wrong, or an empty text.
+inputs and outputs in the order of the definition. The function returns the reason why outputs are wrong, or an empty
+text.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Evaluators from outside this package: the plug-ins of a run, and the keys of `extra` that they declare.
 
 `registry` imports the plug-ins, so this module needs no torch. A plug-in is named `module` or `module:name`, like the
-value of an entry point. It comes from one of three locations: the configuration (`evaluator_modules`), an installed
-package (entry-point group `flashinfer_bench.evaluators`), or a script that appended a class to `registry._EVALUATORS`.
-The script's process does not judge, so the judge's process imports the class again.
+value of an entry point. A plug-in comes from one of three locations: the configuration (`evaluator_modules`), an
+installed package (entry-point group `flashinfer_bench.evaluators`), or a script that appended a class to
+`registry._EVALUATORS`. The script's process does not judge, so the judge's process imports the class again.
 
 An evaluator declares key → default, or key → type if there is no default. If all plug-ins of a run declare their keys,
 the run refuses every other key as misspelt. If a plug-in declares no keys, the run refuses only a key that is similar
@@ -33,7 +33,7 @@ BUILT_IN: Final = "built-in"
 APPENDED: Final = "registry._EVALUATORS"
 """Origin of evaluators that were appended to the registry."""
 REGISTRY: Final = "flashinfer_bench.bench.evaluators.registry"
-"""Module of the registry. It needs torch, so it is read only if it has been imported already."""
+"""Module of the registry. The registry needs torch, so it is read only if it has been imported already."""
 OWN_PACKAGE: Final = "flashinfer_bench."
 """Start of the module names of this package's evaluators."""
 KINDS: Final[dict[str, tuple[str, type | tuple[type, ...]]]] = {

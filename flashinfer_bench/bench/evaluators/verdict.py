@@ -1,6 +1,6 @@
 """Steps to a verdict: check count, shape and dtype of the outputs, decide, sum up trials.
 
-The device session has already checked count, shape and dtype of a worker's outputs. They are checked here again,
+The device session has already checked count, shape and dtype of a worker's outputs. This module checks them again,
 because an evaluator accepts any runnable.
 """
 

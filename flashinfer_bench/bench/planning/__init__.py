@@ -1,1 +1,2 @@
-"""Makes the plan of a run: the jobs, from the selected names, the machine and recorded traces. It starts no process."""
+"""Makes the plan of a run: the jobs, from the selected names, the machine and recorded traces. Planning starts no
+process."""

@@ -1,10 +1,10 @@
 """The jobs that a resumed run can skip: their fingerprints equal fingerprints of recorded traces.
 
-The fingerprint of a trace is in `evaluation.extra["run"]["fingerprint"]`. It has digests of the definition, the
-solution, the workload and the eval config. It has the hardware's name, the evaluator's class with its revision, and for
-a plug-in the digest of its source. It also has unusual timing settings (quick, warm L2, CUDA events, no graphs),
-whether workers had a sandbox, the user's seed, and full assurance. A trace without a fingerprint, such as another
-engine's, does not count as recorded. Traces from the time before evaluators had revisions do not count either.
+The fingerprint of a trace is in `evaluation.extra["run"]["fingerprint"]`. A fingerprint has digests of the definition,
+the solution, the workload and the eval config. It has the hardware's name, the evaluator's class with its revision, and
+for a plug-in the digest of its source. A fingerprint also has unusual timing settings (quick, warm L2, CUDA events, no
+graphs), whether workers had a sandbox, the user's seed, and full assurance. A trace without a fingerprint, such as
+another engine's, does not count as recorded. Traces from the time before evaluators had revisions do not count either.
 
 Verdicts of quick runs are never reused. A job that failed in a quick run is done again, even if a run that was not
 quick has recorded a verdict.
@@ -53,8 +53,8 @@ calls on a GPU moves away from slow cores. 15: a gated chain bounds every latenc
 assurance, and no latency is below the physical floor; a CPU's latency has no bound; the definition and the workload
 decide a job's stress cases; all trials are timed as one; the process that makes calls chooses no core any more."""
 FULL: Final = "full"
-"""Fingerprint value of full assurance. Its verdicts also count if standard assurance is requested. Standard assurance
-has no key."""
+"""Fingerprint value of full assurance. Verdicts at full assurance also count if standard assurance is requested.
+Standard assurance has no key."""
 HARDWARE_JOINT: Final = " + "
 """Joins the names of the devices of one run."""
 QUICK_ONLY: Final = "it was a quick look"

@@ -49,8 +49,8 @@ class KeptBaseline(BaseModel):
     marks: dict[str, str]
     """The keys under which the latency was measured."""
     sm_mhz: Count | None = None
-    """SM clock in MHz under a short load, before the run's first job. It shows a locked clock, which drivers do not
-    report."""
+    """SM clock in MHz under a short load, before the run's first job. This clock shows whether clocks are locked, which
+    drivers do not report."""
     definition: Words
     """The definition's name, for people. The keys contain the definition's digest."""
     workload: Words

@@ -111,7 +111,7 @@ def ahead_environment(
 ) -> dict[str, str]:
     """Return the environment of a program that calls solutions before a run, so that their modules are compiled.
 
-    It is a session's environment with a worker's compiler variables.
+    The result is a session's environment with a worker's compiler variables.
 
     Args:
         environment: the user's environment.

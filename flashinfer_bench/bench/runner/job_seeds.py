@@ -49,7 +49,7 @@ class JobSeeds:
         return job_seed(self._run_seed, job)
 
     def forget(self, job: Job) -> None:
-        """Forget the secret of a job that has ended. Its index does not occur again."""
+        """Forget the secret of a job that has ended. The job's index does not occur again."""
         self._secrets.pop(job.index, None)
 
     def describe(self, job: Job) -> dict[str, Any]:

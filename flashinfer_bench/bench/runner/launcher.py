@@ -128,7 +128,7 @@ class LaunchedSession:
 
     @property
     def pid(self) -> int | None:
-        """Its process id; None until the server has forked it."""
+        """The session's process id; None until the server has forked the session."""
         self.wait(0)
         return self._pid
 
@@ -209,8 +209,8 @@ class ForkServer:
     """Forks sessions for one host and reports how they end.
 
     Args:
-        import_more: imports modules for later sessions. It is called after the first forks, because a user waits for
-            the first sessions.
+        import_more: imports modules for later sessions. The server calls it after the first forks, because a user waits
+            for the first sessions.
     """
 
     def __init__(self, host: socket.socket, serve: Serve, import_more: Callable[[], object] = lambda: None) -> None:
@@ -260,7 +260,7 @@ class ForkServer:
         """Report sessions that have ended. The kernel does not reuse a session's process id before the session is
         reported.
 
-        A signal can call this method while it runs. Then the inner call does the work.
+        A signal can call this method while it runs. In this case the inner call does the work.
         """
         for pid in list(self._sessions):
             with suppress(ChildProcessError):

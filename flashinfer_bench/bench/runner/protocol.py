@@ -166,7 +166,8 @@ class JobVerdict(Frame):
     evaluation: dict[str, Any]
     seconds: float
     ran_out: RanOut | None = None
-    """The call in which the job ran out of time. It is "first call" only if the solution's first call may compile."""
+    """The call in which the job ran out of time. The value is "first call" only if the solution's first call may
+    compile."""
 
 
 class JobFault(Frame):

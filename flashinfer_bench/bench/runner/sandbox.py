@@ -68,7 +68,7 @@ class Sandbox:
     """Part → why it is missing, and what access this leaves."""
     user: User = "unchanged"
     notes: tuple[str, ...] = ()
-    """Further messages about the sandbox. They do not repeat `missing`."""
+    """Further messages about the sandbox. The messages do not repeat `missing`."""
 
     @property
     def is_sandboxed(self) -> bool:

@@ -30,7 +30,7 @@ CHUNK_ELEMENTS: Final = {"cpu": 1 << 15, "cuda": 1 << 22}
 size. On a GPU a chunk of this size takes less than 200 MB of extra memory. Each index in a chunk is exact in
 float32."""
 ZERO: Final = 2.0**-127
-"""Largest magnitude that counts as zero. It is the smallest value of float8_e8m0fnu, which has no zero."""
+"""Largest magnitude that counts as zero: the smallest value of float8_e8m0fnu, which has no zero."""
 
 
 class _Figures(NamedTuple):

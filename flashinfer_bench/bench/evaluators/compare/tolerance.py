@@ -50,7 +50,8 @@ class Tolerance:
     max_absolute_error: float = math.inf
     """Largest absolute error allowed for any element, whatever the other settings."""
     is_sum: bool = False
-    """Whether the limit of an error is atol + rtol * |expected|. Otherwise it is the larger of the two terms."""
+    """Whether the limit of an error is the sum of atol and rtol * |expected|. Otherwise the larger of these two terms
+    is the limit."""
 
     @property
     def by_ratio(self) -> bool:

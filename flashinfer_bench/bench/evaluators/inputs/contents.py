@@ -1,7 +1,7 @@
 """The contents of the inputs of timed calls: each call of a job gets its own contents, which are derived from a secret.
 
-A solution could answer a repeated input from memory, so no two calls get the same contents. They are derived from a set
-of inputs that the evaluator made (the base), in one of four modes. The input's rule chooses the mode (`rules.py`):
+A solution could answer a repeated input from memory, so no two calls get the same contents. Contents are derived from a
+set of inputs that the evaluator made (the base), in one of four modes. The input's rule chooses the mode (`rules.py`):
 
     scaled   random normal values: new values. Other floats: rotated by a secret number of elements, shuffled in rows,
              multiplied by factors of 0.8 to 1.25; half of the calls also negate an input that has both signs
@@ -99,7 +99,7 @@ class _Calls:
     """Makes inputs of calls in new memory, which the subclass's `write_all` fills."""
 
     base: list[Any]
-    """Inputs of a set, in the order of the definition. They are read and never changed."""
+    """Inputs of a set, in the order of the definition. These inputs are read and never changed."""
 
     def write_all(self, numbers: Sequence[int], into: Rows, rows: Sequence[int], writer: Writer) -> None:
         """Have a writer write the inputs of some calls; the caller calls `writer.finish`.

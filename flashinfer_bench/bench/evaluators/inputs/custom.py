@@ -2,7 +2,7 @@
 
 The function's code is trusted like the reference, and runs in the judge's process, too. An error in the function is the
 definition's fault. The function gets the sizes of all axes and the workload's numbers, as a dict or by their names, and
-the device. It returns a dict by name, or the inputs in order. Its random values come from the generators of torch,
+the device. The result is a dict by name, or the inputs in order. Random values come from the generators of torch,
 Python and numpy, which are seeded before each call. So an equal seed gives equal inputs.
 """
 

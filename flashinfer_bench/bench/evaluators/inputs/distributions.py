@@ -43,7 +43,7 @@ class ValueSpec:
     given: Mapping[str, Any] = field(default_factory=dict)
     """The inputs that are the same for each seed, by name: numbers of the workload, and tensors of files."""
     is_plain: bool = False
-    """Whether the input is for a trial run of the reference. Its values are then made without trial runs."""
+    """Whether the input is for a trial run of the reference. If so, its values are made without trial runs."""
 
     @property
     def dtype_name(self) -> str:

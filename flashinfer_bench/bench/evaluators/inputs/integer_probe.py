@@ -2,7 +2,7 @@
 
 A run calls the reference on traced tensors (`stand_ins.py`), with the same value in all elements of one input. The
 value is valid if all recorded indices lie inside their tensors, the run ends like the first run, and the constraints
-hold. Bisection finds the range of valid values. It begins with the sizes of the indexed tensors. Python numbers that
+hold. Bisection finds the range of valid values, and begins with the sizes of the indexed tensors. Python numbers that
 come from an input are followed like tensors.
 
 If the reference fails on traced tensors, or has too many operations, an input keeps the range that the rule
@@ -136,8 +136,8 @@ class IntegerProbe:
 
         Args:
             name: the input.
-            is_masked: whether the reference must both shift and mask. Otherwise a shift, a mask, a division or a view
-                in another dtype is enough.
+            is_masked: whether the reference must both shift and mask. If not, a shift, a mask, a division or a view in
+                another dtype is enough.
         """
         did = self._run().did
         uses = [name in did[use] for use in ("shift", "mask", "divide")]

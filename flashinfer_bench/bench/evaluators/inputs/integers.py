@@ -140,7 +140,7 @@ def below(
         find_size: returns the size; None if it is unknown.
         usual: replaces an unknown size if the reference indexes nothing with the values. None: the smallest first
             dimension of the other inputs.
-        least: the smallest value. It is also added to the size, so with 1 the size itself is valid.
+        least: the smallest value. `least` is also added to the size, so with 1 the size itself is valid.
         is_distinct: whether values are distinct, if enough valid values exist. If two sequences write to one slot,
             there is no right answer.
     """

@@ -30,8 +30,8 @@ LAYOUT: Final = frozenset(
 )
 """Operations that keep all elements, if the result has at least as many elements as the input."""
 SUMS: Final = frozenset(("add", "sub", "div"))
-"""Operations on terms. Operations that add terms. They prove nothing if several terms depend on the same input, since
-the terms may cancel out."""
+"""Operations that add terms. Such an operation proves nothing if several terms depend on the same input, since the
+terms may cancel out."""
 PRODUCTS: Final = frozenset(("mul", "mm", "bmm", "mv", "dot", "sum", "mean", "neg", "sqrt", "rsqrt"))
 
 

@@ -45,8 +45,8 @@ RATE_RANGE: Final = (1.0, 16.0)
 """Range of the channels' rates if steps have a bias. The slowest channels then forget within hundreds of steps, the
 fastest channels within one step."""
 LONE_RATE_RANGE: Final = (0.001, 16.0)
-"""Range of the channels' rates if steps have no bias. Then steps are near one, and the rates alone decide how long a
-channel remembers."""
+"""Range of the channels' rates if steps have no bias. Without a bias, steps are near one, and the rates alone decide
+how long a channel remembers."""
 LOGIT_DEVIATION: Final = 3.0
 ABSORBED_HEAD_DIM: Final = 128
 """Elements of a DeepSeek query without its rotary part, before the projection is absorbed. No axis of an mla definition
@@ -80,7 +80,7 @@ class VariedInput:
     is_perturbed: bool = False
     """Whether a "rolled" input that is not random holds quantised numbers, which may change a little."""
     kind: Kind | None = None
-    """Its kind for stress cases; None if it is not random, or if a rule fixes its range."""
+    """Kind of the input for stress cases; None if the input is not random, or if a rule fixes its range."""
 
 
 def find_varied_input(value_spec: ValueSpec, *, is_random: bool = True) -> VariedInput:

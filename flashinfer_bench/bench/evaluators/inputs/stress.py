@@ -291,8 +291,8 @@ def quieten(axis: int, least: float = 0.0) -> Transform:
 
 
 def large(size: Callable[[Field], float]) -> Transform:
-    """Replace elements by random values of either sign, with magnitudes of 0.7 to 1 times a size. They use the full
-    precision of the dtype."""
+    """Replace elements by random values of either sign, with magnitudes of 0.7 to 1 times a size. The values use the
+    full precision of the dtype."""
 
     def change(values: torch.Tensor, field: Field) -> torch.Tensor:
         top = size(field)
@@ -490,8 +490,8 @@ class StressPlan:
         cases tend to come early."""
 
     def _find_traits(self, definition: Definition, workload: Workload, free: Sequence[Free]) -> dict[str, Any]:
-        """Return the traits of the job. They decide which cases make sense, and how many calls each case needs to find
-        a shortcut."""
+        """Return the traits of the job. Traits decide which cases make sense, and how many calls each case needs to
+        find a shortcut."""
         outputs = _float_outputs(definition)
         shapes = dict(zip(definition.outputs, definition.get_output_shapes(workload.axes), strict=True))
         has_rules = HAVE_RULES.fullmatch(definition.op_type.replace("-", "_"))

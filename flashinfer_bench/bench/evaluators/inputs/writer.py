@@ -5,7 +5,7 @@ several launches, which cost more than the writing. On a CPU numpy and torch wri
 different numbers, so the same key gives the same values only on the same kind of device. `contents.py` decides the
 content.
 
-Elements are shuffled within rows. Each element comes from a secret position. It is multiplied by a factor of its row
+Elements are shuffled within rows. Each element comes from a secret position, and is multiplied by a factor of its row
 and by its own factor. Positions and factors cannot be computed without the key.
 """
 

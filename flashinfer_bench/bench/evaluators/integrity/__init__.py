@@ -1,2 +1,2 @@
-"""Rules besides the user's tolerance. They reject errors that no honest kernel makes, even if the tolerance is loose.
-The modules here import no evaluator class."""
+"""Rules besides the user's tolerance. These rules reject errors that no honest kernel makes, even if the tolerance is
+loose. The modules here import no evaluator class."""

@@ -1,9 +1,8 @@
 """The rules `norm` and `lost_rows`: the error of a float output may be at most a share of the output itself.
 
-`norm` checks the whole output. It also checks each row if every element must match. If some elements may fail,
-`lost_rows` checks each row. So an output of zeros never passes, even if all expected values are below `atol`. A matched
-ratio never allows a row that is wrong as a whole. A row that is ill-conditioned for the inputs (`stability`) is
-skipped.
+`norm` checks the whole output, and also each row if every element must match. If some elements may fail, `lost_rows`
+checks each row. So an output of zeros never passes, even if all expected values are below `atol`. A matched ratio never
+allows a row that is wrong as a whole. A row that is ill-conditioned for the inputs (`stability`) is skipped.
 
 On stress inputs an output with too few elements for a row is judged, too. The few numbers of such an output may all be
 near zero by chance, or because a sum cancelled. So the error of an ill-conditioned output of this size may exceed the

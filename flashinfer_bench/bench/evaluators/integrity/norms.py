@@ -33,8 +33,8 @@ less time than a kernel launch."""
 
 @dataclass(frozen=True)
 class Norms:
-    """Squared norms of an output's rows, in float64. They are on the CPU, or on the output's device if there are more
-    than BROUGHT_ROWS rows."""
+    """Squared norms of an output's rows, in float64. The norms are on the CPU, or on the output's device if there are
+    more than BROUGHT_ROWS rows."""
 
     error: torch.Tensor
     """[rows]: norms of the difference between actual and expected output; infinite if only the actual output is not
@@ -42,7 +42,7 @@ class Norms:
     expected: torch.Tensor
     """[rows]: norms of the expected output."""
     is_small: bool = False
-    """Whether the output has fewer than LEAST_ROW elements. It is then a single row."""
+    """Whether the output has fewer than LEAST_ROW elements, and so is a single row."""
 
     def shares(self, left_out: torch.Tensor | None = None) -> torch.Tensor:
         """Return each row's norm of the error [rows], divided by the norm of the expected row. The divisor is at least

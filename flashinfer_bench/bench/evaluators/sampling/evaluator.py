@@ -220,7 +220,7 @@ class DrawJudge:
     definition: Definition
     limits: SamplingLimits
     generator: torch.Generator
-    """On the CPU. It decides the position of a draw's quantile within its token's interval."""
+    """A generator on the CPU, which decides the position of a draw's quantile within its token's interval."""
 
     def judge_first(self, calls: Sequence[JudgedCall]) -> Verdict:
         """Judge the first draws, all on the same inputs."""

@@ -1,8 +1,8 @@
 """The Speculative evaluator, for chain speculative sampling (C. Chen et al., arXiv 2302.01318).
 
-A drafted token has the probability p in the target and q in the draft. It is accepted with the chance min(1, p / q).
-After the first rejection, a token is drawn from max(0, target - draft), rescaled. If no token is rejected, another
-token is drawn from the target's last row.
+A drafted token with the probability p in the target and q in the draft is accepted with the chance min(1, p / q). After
+the first rejection, a token is drawn from max(0, target - draft), rescaled. If no token is rejected, another token is
+drawn from the target's last row.
 
 The outputs are random, but their form is checked exactly. Three values are tested against their distribution, by
 quantiles as in `rules`: the number of emitted tokens, the number of tokens that are accepted if each is judged alone,

@@ -1,1 +1,1 @@
-"""The device session: one process for one device. It judges jobs; solution code never runs in it."""
+"""The device session: one process for one device. A session judges jobs; solution code never runs in this process."""

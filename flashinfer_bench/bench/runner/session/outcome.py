@@ -43,7 +43,7 @@ JobOutcome = Passed | Rejected | SolutionFailure
 def make_evaluation(
     outcome: JobOutcome, *, printed: str, timestamp: str, environment: Environment, extra: dict[str, Any]
 ) -> Evaluation:
-    """Return the evaluation. Its log has the reason first, then the solution's output.
+    """Return the evaluation. The evaluation's log has the reason first, then the solution's output.
 
     Raises:
         NotPlain: an evaluator left a value that JSON cannot hold.

@@ -1,10 +1,10 @@
 """Compiles the first calls of later solutions while the current solution is judged.
 
-Otherwise the GPU would idle: a Triton kernel compiles for up to ten seconds, a FlashInfer module for a minute or more.
-Each solution that is new to this machine gets its own worker to precompile it (`worker/jit/precompile.py`). This worker
-has the same sandbox, the lowest priority, some of the cores, and no GPU. So the worker launches nothing during a
-measurement. All of these workers are stopped while a reference is timed, because a slow reference would make a solution
-look fast.
+Without precompiling, the GPU would idle: a Triton kernel compiles for up to ten seconds, a FlashInfer module for a
+minute or more. Each solution that is new to this machine gets its own worker to precompile it
+(`worker/jit/precompile.py`). This worker has the same sandbox, the lowest priority, some of the cores, and no GPU. So
+the worker launches nothing during a measurement. All of these workers are stopped while a reference is timed, because a
+slow reference would make a solution look fast.
 """
 
 from __future__ import annotations

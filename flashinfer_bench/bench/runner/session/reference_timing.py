@@ -1,10 +1,11 @@
 """Times the reference, plain or under torch.compile: once for each workload, like a solution, in its own worker.
 
-The reference may write to its inputs and is never refused. Otherwise it is timed like a solution: same kind of worker,
-same calls on the same kind of content, same clock. So a solution equal to the reference has a speed-up of 1. A cached
-time of an earlier run on the same GPU is reused (`KeptTimes`) if all conditions are the same: definition, workload and
-stored inputs, device, its limits and clocks, driver, torch and other packages, this package, and the settings of the
-measurement. The caller ensures that no worker holds a solution during the timing (`device_session.prepare`).
+The reference may write to its inputs and is never refused. In all other respects the reference is timed like a
+solution: same kind of worker, same calls on the same kind of content, same clock. So a solution equal to the reference
+has a speed-up of 1. A cached time of an earlier run on the same GPU is reused (`KeptTimes`) if all conditions are the
+same: definition, workload and stored inputs, device, its limits and clocks, driver, torch and other packages, this
+package, and the settings of the measurement. The caller ensures that no worker holds a solution during the timing
+(`device_session.prepare`).
 
 The compiled reference is a second file beside the reference's source. Its first calls compile it, and are not timed.
 """
@@ -75,7 +76,7 @@ def run(*args, **kwargs):
         print("compiled:", graphs, "graphs,", breaks, "breaks", flush=True)
     return result
 """
-"""Source of a compiled reference. Its compilers start no processes, which could outlive the worker. Results need no
+"""Source of a compiled reference. The compilers start no processes, which could outlive the worker. Results need no
 copy, even from a CUDA graph: the worker stores each result before the next call."""
 COUNTS: Final = re.compile(r"compiled: (\d+) graphs, (\d+) breaks")
 """The output of a compiled reference after its first calls."""

@@ -1,8 +1,8 @@
 """The solution as the judge calls it: a callable whose code runs in another process. `measuring.py` times it.
 
 A call writes the inputs into buffers of the arena, fills the output slots with a sentinel, and has the worker make the
-call. It checks the reported outputs against the definition, and returns copies of the output slots. Each error in the
-worker becomes a SolutionFailure with its status.
+call. The call then checks the reported outputs against the definition, and returns copies of the output slots. Each
+error in the worker becomes a SolutionFailure with its status.
 """
 
 from __future__ import annotations

@@ -82,8 +82,8 @@ class KernelTask:
     stress: StressPlan | None = None
     """Stress cases of some calls; None without stress cases."""
     expect: Callable[[Sequence[Any]], list[torch.Tensor]] | None = None
-    """Calls the reference; None if it is slow. It computes expected outputs of earlier calls while a worker prepares
-    batches."""
+    """Calls the reference; None if it is slow. The reference computes expected outputs of earlier calls while a worker
+    prepares batches."""
     floor_ms: Callable[[float], float] = lambda _claimed_ms: 0.0
     """Takes a reported latency; returns the shortest time to read the inputs. The result is 0 if that time is unknown,
     or not longer than the latency."""

@@ -127,7 +127,7 @@ class Made:
 
 
 class WorkerPool:
-    """Workers of one device. It is a context manager. At its exit all workers begin to end.
+    """Workers of one device. A pool is a context manager, at whose exit all workers begin to end.
 
     Args:
         server: the fork server's socket.
@@ -302,8 +302,8 @@ class WorkerPool:
     def expect(self, solutions: Sequence[SolutionFiles], *, adopts: SolutionFiles | None = None) -> None:
         """Set the solutions that will need workers, the next solution first; keep warm workers for them.
 
-        If the list is empty, warm workers stay. Otherwise warm workers for other solutions, or beyond the limits, are
-        ended.
+        If the list is empty, warm workers stay. If not, warm workers for solutions outside the list, or beyond the
+        limits, are ended.
 
         Args:
             adopts: one of these solutions, which may take a warm worker of an unknown solution.

@@ -1,9 +1,9 @@
 """The folders, variables and sandbox policy of each worker of a session.
 
 The part common to all workers is found once, and each solution's part is added. A worker reads the interpreter with its
-packages, the system's programs and libraries, the compilers, and this package. It does not read neighbouring folders:
-the data set, caches, home folders, and folders of running programs, even if the interpreter is below a home folder. It
-writes to its home, and to its solution's folder of compiled code.
+packages, the system's programs and libraries, the compilers, and this package. A worker does not read neighbouring
+folders: the data set, caches, home folders, and folders of running programs, even if the interpreter is below a home
+folder. A worker writes to its home, and to its solution's folder of compiled code.
 
 Workers cannot write to `/dev/shm`. A file in this folder would outlive its worker and reach the next worker. Threads,
 pipes and memory files do not need the folder. Locks, queues and shared memory of multiprocessing do not work.

@@ -73,7 +73,7 @@ NOT_READY: Final = WorkerReady(id=0, ready=True, launch_gap_ns=0, chain_gap_ns=0
 
 Answer = TypeVar("Answer", bound=Claim)
 Meanwhile: TypeAlias = Callable[[Callable[[], bool]], object]
-"""Called during a wait. Its argument is a function that returns whether the wait is over."""
+"""Called during a wait. The argument is a function that returns whether the wait is over."""
 
 
 @dataclass(frozen=True)
@@ -203,7 +203,7 @@ class WorkerProcess:
 
     @property
     def clock(self) -> ClockTraits:
-        """Its clock; known before a solution is loaded."""
+        """The worker's clock; known before a solution is loaded."""
         return self.ready.clock
 
     @property

@@ -50,7 +50,7 @@ READ_BYTES: Final = 1 << 28
 """Maximum bytes of a batch's compared calls, which stay in memory until they are compared. FEW_READS calls are compared
 in any case."""
 RESOLVED_NS: Final = 160_000.0
-"""A batch of at least this many nanoseconds resolves its calls. It is four times the variation of empty batches."""
+"""A batch of at least this many nanoseconds resolves its calls. This is four times the variation of empty batches."""
 BEGIN_NS: Final = 100_000.0
 """Nanoseconds subtracted from a batch. A GPU that returns to a process must load its addresses and programs again."""
 SLACK_NS: Final = 150_000.0

@@ -228,7 +228,7 @@ class CallBuffers:
     def read_spots(self, indices: Sequence[int], secret: int) -> Seen:
         """Return words at secret columns of the outputs: a row for each buffer.
 
-        They are copied to the host together, since each wait for a GPU takes as long as several copies.
+        All words are copied to the host together, since each wait for a GPU takes as long as several copies.
         """
         columns, words = [], self.arena.block.view(torch.int64)
         for count, slot in zip(self._spots, self._written, strict=True):

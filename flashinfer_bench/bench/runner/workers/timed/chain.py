@@ -264,7 +264,7 @@ class ChainTimer:
     Args:
         trial: the buffers and the inputs of the calls.
         claimed: the worker's report of a call. A graph cannot hold a call that waits for the GPU.
-        calls: number of calls in a chain. They use the first buffers.
+        calls: number of calls in a chain, which use the first buffers.
         gap_ns: the launch overhead, which is part of each sample.
     """
 

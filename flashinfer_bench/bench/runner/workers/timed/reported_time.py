@@ -1,10 +1,10 @@
-"""The reported time of a kernel. Its worker's samples are checked, and the latency is refused, or raised to a bound.
+"""The reported time of a kernel. The worker's samples are checked, and the latency is refused, or raised to a bound.
 Pure.
 
 `report_time` makes the number from the summary of the samples, the time of `setup`, and the bound from outside. A
 solution that controls its worker can report any sample. So a report must fit the requested clock and the time that
-passed outside. On a GPU the session's own times bound a latency (`chain.py`, `batches.py`). On a CPU such a time is
-only recorded.
+passed outside. On a GPU the session's own times bound a latency (`chain.py`, `batches.py`). On a CPU the session's own
+time is only recorded.
 """
 
 from __future__ import annotations

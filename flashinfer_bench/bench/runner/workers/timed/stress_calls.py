@@ -122,7 +122,7 @@ class StressSchedule:
         return calls
 
     def _fill(self, calls: int) -> None:
-        """Have at least this many calls ready. Their inputs are made together."""
+        """Have at least this many calls ready. The inputs of these calls are made together."""
         numbers = [*islice(self._numbers, max(0, calls - len(self._next)))]
         if numbers:
             self._next.extend(zip(numbers, self.contents.make_all(numbers), strict=True))
