@@ -144,8 +144,8 @@ class Engine:
                 (`assurance`).
 
         Raises:
-            ConfigError: there is no such solution, definition or workload, the solution cannot run on this machine, the
-                priority is no whole number, or `confirm` has an unknown value.
+            ConfigError: the solution, definition or workload does not exist, the solution cannot run here, the priority
+                is no whole number, or `confirm` has an unknown value.
             DataSetError: results must be saved, and the set has no folder, or its folder cannot be written safely.
             QueueFull: the open work has reached `limits`.
             EngineClosed: the engine was closed.

@@ -182,7 +182,7 @@ def _is_timed(evaluation: AnyEvaluation, config: BenchmarkConfig) -> bool:
 
 
 def _which_limit(evaluation: AnyEvaluation, run: RecordedRun, config: BenchmarkConfig, *, retry_timeouts: bool) -> str:
-    """Return why a job is done again: the limit that ended the job is larger now, or only one of the two runs refuses
+    """Return why a job is done again: the limit that ended the job is larger now, or only one of the runs refuses
     library calls. Empty if there is no such reason. A missing memory limit counts as larger than any limit."""
     if evaluation.status is EvaluationStatus.TIMEOUT:
         if retry_timeouts:

@@ -5,8 +5,8 @@ takes some microseconds at any size. If an operation indexes or slices by intege
 exclusive bound. The run continues with valid indices. Values that depend on floats are unknown. If Python reads an
 unknown float, it gets 1. An unknown mask selects all elements.
 
-A run changes no input, and executes no code of a solution. The run ends early if the reference cannot be followed, for
-example because it requests a tensor's address, changes a shape in place, or has too many operations.
+A run changes no input, and executes no code of a solution. The run ends early if the reference requests a tensor's
+address, changes a shape in place, has too many operations, or cannot be followed for another reason.
 """
 
 from __future__ import annotations

@@ -196,8 +196,8 @@ def few_columns(rows_per_chosen: int | None = None) -> Support:
 
 
 def stretch(field: Field) -> Any:
-    """Choose columns of one row. Their number is one of three: enough to dominate the row's sum of squares, enough to
-    dominate a sum over all rows, or the geometric mean of both numbers."""
+    """Choose columns of one row. A small number of columns dominates the row's sum of squares, a large number a sum
+    over all rows. The number is one of these two, or their geometric mean."""
     rows, columns = field.rows.shape
     fewest = max(1.0, columns / 1e5)
     most = max(fewest, min(columns / 4, columns * math.sqrt(rows) / 1e3))
@@ -372,7 +372,7 @@ STRESS_CASES: Final = {
     "all values 100 to 1,000 times as large": StressCase([(everything, scale(1e2, 1e3))], {"constants": 3}, 1.0),
 }
 """Name of a case → the case. Traces and messages have these names. A case that changes only a small part of an input
-has several calls, because a solution that reads only a part misses the change in some calls."""
+has several calls. A solution that reads only a part misses the change in some of them."""
 GATES: Final = frozenset(name for name, case in STRESS_CASES.items() if "gates" in case.calls)
 """Cases that change the inputs of a sigmoid or softplus, if a state is carried from step to step."""
 FOR_CONSTANTS_ALONE: Final = frozenset(name for name, case in STRESS_CASES.items() if {*case.calls} == {"constants"})
