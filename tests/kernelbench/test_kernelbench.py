@@ -19,7 +19,7 @@ from flashinfer_bench.data.problems.folder import find_problems, read_folder
 from flashinfer_bench.data.store.drafts import DraftHints, read_draft
 from flashinfer_bench.data.trace_set import TraceSet
 from flashinfer_bench.errors import DataSetError
-from tests.kit import make_definition
+from tests.kit import make_definition, make_trace, make_workload, write_trace_set
 
 SAMPLE = (5, 11, 12, 17, 21, 29)
 HEAD = "import torch\ndef get_init_inputs():\n    return []\ndef get_inputs():\n    return [torch.rand(4)]\n"
@@ -131,8 +131,10 @@ def test_a_task_that_takes_too_long_is_refused_and_the_next_is_inspected() -> No
 
 @pytest.mark.cpu
 def test_a_model_new_is_a_solution_of_the_task_that_its_name_or_the_user_names(tasks: Path) -> None:
+    name = "kernelbench_l1_011_" + next((tasks / "level1").glob("11_*")).stem[3:].lower()
+    write_trace_set(tasks, traces=[make_trace(definition=name, workload=make_workload("of_fp32"))])
     found = read_folder(tasks, KernelBench("bf16"))
-    (name,) = found.definitions
+    assert (list(found.definitions), list(found.traces[name])) == ([name], [])
     assert found.definitions[name].inputs["mix__weight"].dtype == "bfloat16"
     assert found.workloads[name][0].workload.tolerance.max_atol == 1e-2
     assert [item.author for item in found.solutions[name]] == ["right", "wrong"]

@@ -100,6 +100,9 @@ def read_folder(root: Path, engine: Engine) -> TraceSet:
                 raise DataSetError(facts["refused"])
             for raw, workloads in list(engine.make(file, problem, facts, block, issues)):
                 _add_definition(found, engine, file, raw, workloads)
+    for name, traces in found.traces.items():  # a run before an edit, or at another precision, had other workloads
+        known = {line.workload.uuid for line in found.workloads.get(name, ())}
+        found.traces[name] = [trace for trace in traces if trace.workload.uuid in known]
     for file in list_files(root):
         with _refusing(file, issues):
             if file.suffix == ".py" and (named := [*engine.name_solutions(found, file)]):
