@@ -55,7 +55,7 @@ class Benchmark:
     Args:
         trace_set: the set to run.
         config: its settings; the bundled defaults if omitted. The set's settings for its own definitions
-            (`tolerances.yaml`) rank below the user's.
+            (`tolerances.yaml`) rank below the user's settings.
         cache: folder of built files; the user's cache if omitted.
         keeps_sessions: whether sessions stay alive between runs, until `close` or for ten minutes, so that the next run
             repeats neither imports nor the timing of references.

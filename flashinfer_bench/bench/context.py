@@ -74,7 +74,7 @@ class HarnessContext:
     Args:
         trace_set: the set to judge.
         config: its settings; the bundled defaults if omitted. The set's settings for its own definitions
-            (`tolerances.yaml`) rank below the user's.
+            (`tolerances.yaml`) rank below the user's settings.
         cache: folder of built files; the user's cache if omitted.
 
     Raises:

@@ -25,7 +25,7 @@ class EngineLimits:
     """Maximum number of open tasks of one submitter. Tasks beyond this number are refused with QueueFull."""
     idle_s: float = 600.0
     """After this many seconds without a job the engine ends its sessions and gives the devices back. The next job
-    starts them again, which takes seconds."""
+    starts the sessions again, which takes seconds."""
     retry_device_s: float = 60.0
     """Seconds after which a lost device is tried again. If all devices are lost, the engine tries all again for the
     next task."""

@@ -93,7 +93,7 @@ class DeviceSlot:
     started: int | None = None
     """The job whose start was reported last."""
     is_blamed: bool = False
-    """Whether the session has already reported the job that is to blame for its end."""
+    """Whether the session has already reported the job that is to blame for the session's end."""
     failed_starts: int = 0
     """Number of consecutive sessions that ended before they were ready."""
     asking: Iterator[str | None] | None = None

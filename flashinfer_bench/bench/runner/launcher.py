@@ -40,8 +40,8 @@ MODULE: Final = "flashinfer_bench.bench.runner.launcher"
 OPENING: Final = "flashinfer_bench.bench.runner.session.opening"
 """The module that runs a session (`serve_host`) and imports the judge (`import_judge`)."""
 AT_IMPORT: Final = ("PYTHON", "OMP_", "GOMP_", "KMP_", "MKL_", "TORCH", "LD_", "OPENBLAS_", "CUDA_MODULE_", "MALLOC_")
-"""Prefixes of variables that take effect when libraries are loaded. Sessions that differ in them are forked from
-different servers."""
+"""Prefixes of variables that take effect when libraries are loaded. Sessions that differ in these variables are forked
+from different servers."""
 STDERR_TAIL_BYTES: Final = 4096
 FORCE_LIMIT_S: Final = 30.0
 """Seconds for a killed session to end."""

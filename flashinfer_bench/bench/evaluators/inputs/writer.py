@@ -39,7 +39,7 @@ LARGEST_FACTOR: Final = 1.25
 ROOT: Final = math.sqrt(LARGEST_FACTOR)
 """Upper bound of a row's factor and of an element's own factor. The kernel has the same bound."""
 NEGATED: Final = 1 << 63
-"""Bit of a key that negates all elements; other keys are below it."""
+"""Bit of a key that negates all elements. The secrets in keys are below this bit."""
 WORDS: Final = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Bytes of an element → dtype in which numpy moves it, since numpy has no bfloat16."""
 TILE: Final = 16_384

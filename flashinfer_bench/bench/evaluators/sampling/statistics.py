@@ -26,8 +26,8 @@ def measure_distance(quantiles: torch.Tensor) -> tuple[float, float]:
     """Measure how unequally quantiles [orders, ...] are distributed over groups of equal width.
 
     Returns:
-        The total variation distance in the worst order: half of the sum of |observed share - expected share|. Then the
-        distance that a perfect sampler with this many draws exceeds once in ten thousand times.
+        The total variation distance in the worst order: half of the sum of |observed share - expected share|. The
+        second number is the distance that a perfect sampler with this many draws exceeds once in ten thousand times.
     """
     draws = quantiles[0].numel()
     groups = _group_count(draws, GROUPS[0])

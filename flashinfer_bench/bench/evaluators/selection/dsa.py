@@ -101,7 +101,7 @@ class IndexerProblem:
 
 
 def find_roles(definition: Definition) -> dict[str, str] | None:
-    """Find the input of each role: the keys by their name, the others by their kind of dtype and number of axes.
+    """Find the input of each role: the keys by their name, all other inputs by their kind of dtype and number of axes.
 
     Return None if the definition is no indexer. An indexer has these five inputs, and one integer output with a row for
     each sequence.

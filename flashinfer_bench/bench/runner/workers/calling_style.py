@@ -50,8 +50,8 @@ def choose_style(
 ) -> CallingStyle:
     """Return how a solution is called, as far as this is known without a call.
 
-    A solution may declare no style, and both styles may fit. Then its parameters after the inputs have defaults, such
-    as `eps=1e-6`. Parameters with defaults are no outputs, so the solution is value-returning.
+    A solution may declare no style, and both styles may fit. In this case the parameters after the inputs have
+    defaults, such as `eps=1e-6`. Parameters with defaults are no outputs, so the solution is value-returning.
 
     Args:
         signature: signature of the entry function; None if it is unknown.

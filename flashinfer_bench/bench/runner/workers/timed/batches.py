@@ -81,9 +81,9 @@ for calls and copies in graphs, False for launches by the host. Time beyond this
 TRIES: Final = 3
 SERIES_S: Final = 0.15
 """The delay until a batch begins varies, so the fastest batch gives the cost of a call. A batch that confirms the
-latency is the last batch. Without one, batches continue for SERIES_S seconds, and until TRIES batches were made, but at
-most TRIES times SERIES_S seconds. A contradiction needs TRIES times as many batches and seconds. If TRIES batches do
-not resolve a call, no more are made."""
+latency is the last batch. Without such a batch, the series has at least TRIES batches and lasts at least SERIES_S
+seconds, but it ends after TRIES times SERIES_S seconds. A contradiction needs TRIES times as many batches and seconds.
+If TRIES batches do not resolve a call, no more are made."""
 EMPTY_CALLS: Final = 1, 65
 """Numbers of calls in small and in large empty batches. The times of small and large batches give the overhead of a
 batch. If the second number were small, an empty call would seem long on a busy machine."""
