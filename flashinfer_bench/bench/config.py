@@ -175,8 +175,8 @@ class BenchmarkConfig(EvalSettings):
     """A first check: one trial, few samples, a coarse precision. Its traces are marked, never best, never resumed from.
     """
     interpret: bool = False
-    """Without a GPU, use Triton's interpreter for Triton solutions that need a GPU; without it, such solutions are
-    skipped."""
+    """On a machine without a GPU, run Triton solutions that need a GPU in Triton's interpreter. Without this setting,
+    such solutions are skipped."""
     fresh_baselines: bool = False
     """Time every reference in this run, instead of reusing the times of an earlier run on the same GPU."""
     sandbox: SandboxLevel = "auto"
