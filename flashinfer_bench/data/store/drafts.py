@@ -87,6 +87,7 @@ def read_draft(path: Path, definitions: Mapping[str, Definition], hints: DraftHi
     Args:
         path: a source file, a folder, or a packed solution.
         definitions: the possible definitions, by name.
+        hints: the properties that the flags of a command give: `DraftHints(definition=NAME)` is `--definition NAME`.
 
     Raises:
         DataSetError: the draft cannot be read, or a property cannot be detected.
