@@ -56,7 +56,7 @@ def describe_pattern(expected: torch.Tensor, got: torch.Tensor, tolerance: Toler
         if bool((right == right.flatten()[0]).all()):
             return f"all values are {right.flatten()[0].item():g}"
         limits = Tolerance(0.0, 0.0) if is_whole(expected) else tolerance
-        for words, wanted, given in _candidates(left, right):
+        for words, wanted, given in _candidates(left, right, got):
             if float(find_beyond(wanted, given, limits).float().mean()) <= 1 - LEAST_SHARE:
                 return f"got {words}"
     return describe_positions(failing)
@@ -113,8 +113,13 @@ def _describe_axis(failing: torch.Tensor, axis: int) -> tuple[str, bool] | None:
     return words, is_all
 
 
-def _candidates(left: torch.Tensor, right: torch.Tensor) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
+def _candidates(
+    left: torch.Tensor, right: torch.Tensor, got: torch.Tensor
+) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
     """Yield the words for each change that is tried, the expected values after the change, and the actual values."""
+    if got.dtype in (torch.bfloat16, torch.float16) and got.numel() % 2 == 0:
+        written = got.flatten().clone().view(torch.float32)
+        yield "has the bytes of float32 values", left.flatten()[: written.numel()], written
     finite = left.isfinite() & right.isfinite()
     usable = finite & (left.abs() > left[finite].abs().mean() if bool(finite.any()) else finite)
     if bool(usable.any()):

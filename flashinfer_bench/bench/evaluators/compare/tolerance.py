@@ -156,6 +156,7 @@ class Comparison:
             return None
         seen = f" ({self.pattern})" if self.pattern is not None else ""
         worst = f"; {self.worst.describe()}" if self.worst is not None else ""
+        worst = worst.removesuffix(OVERFLOW) if seen.startswith(" (got ") else worst  # the pattern is the cause
         limits, required = self.tolerance, self.tolerance.required_matched_ratio
         within = f"atol={limits.atol:g}, rtol={limits.rtol:g}{', added' if limits.is_sum else ''}"
         within = "integers and booleans have no tolerance" if self.is_exact else within

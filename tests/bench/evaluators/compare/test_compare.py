@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from flashinfer_bench.bench.evaluators.compare import kernel_cache
 from flashinfer_bench.bench.evaluators.compare.outputs import compare, find_failing
-from flashinfer_bench.bench.evaluators.compare.pattern import describe_pattern
+from flashinfer_bench.bench.evaluators.compare.pattern import describe_pattern, describe_problem
 from flashinfer_bench.bench.evaluators.compare.tolerance import Tolerance
 
 pytestmark = pytest.mark.cpu
@@ -150,6 +150,14 @@ def test_comparing_a_gigabyte_takes_less_than_300_megabytes():
     before = torch.cuda.memory_allocated()
     assert compare(expected, expected.clone().mul_(1.004), Tolerance(1e-2, 1e-2, 0.95)).problem() is None
     assert torch.cuda.max_memory_allocated() - before - (1 << 30) < 300e6
+
+
+def test_float32_values_in_an_output_of_two_bytes_are_named_and_are_no_overflow():
+    expected = RIGHT.bfloat16()
+    got = RIGHT.flatten()[: RIGHT.numel() // 2].view(torch.bfloat16).view(RIGHT.shape).clone()
+    got.flatten()[0] = NAN
+    problem = describe_problem(compare(expected, got, USUAL), expected, got)
+    assert ("(got has the bytes of float32 values); worst at [0, 0]" in problem, "overflow" in problem) == (True, False)
 
 
 # Patterns of wrong outputs.
