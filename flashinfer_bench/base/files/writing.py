@@ -201,13 +201,3 @@ def open_to_replace(path: Path, *, root: Path | None = None) -> int:
         fd = folder.open(path.name, os.O_WRONLY | os.O_CREAT)
         os.ftruncate(fd, 0)
         return fd
-
-
-def open_to_append(path: Path, *, root: Path | None = None) -> int:
-    """Open a regular file for writing at its end; return its descriptor. A missing file is made.
-
-    Raises:
-        OSError: it cannot be opened, or is no regular file.
-    """
-    with open_folder(path.parent, root, makes=False) as folder:
-        return folder.open(path.name, os.O_WRONLY | os.O_APPEND | os.O_CREAT)

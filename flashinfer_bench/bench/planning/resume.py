@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from math import inf
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
@@ -214,15 +214,6 @@ def _newest_alike(records: list[Record], wanted: Mapping[str, str]) -> list[Reco
 def read_fingerprint(evaluation: AnyEvaluation) -> Mapping[str, str] | None:
     """Return the fingerprint of a verdict, with the seed of its run; None if it has no fingerprint."""
     return read_extra(evaluation, RecordedExtra).run.keys
-
-
-def find_fingerprint(extra: Mapping[str, Any] | None) -> tuple[Mapping[str, Any], Mapping[str, Any] | None]:
-    """Return the run's record in a verdict's `extra`, and the fingerprint in that record, unchanged."""
-    run = (extra or {}).get("run")
-    if not isinstance(run, Mapping):
-        return {}, None
-    result = run.get("fingerprint")
-    return run, result if isinstance(result, Mapping) else None
 
 
 def _what_changed(recorded: Mapping[str, str] | None, wanted: Mapping[str, str]) -> str:
