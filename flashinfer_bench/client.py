@@ -94,6 +94,7 @@ class Client:
         token: the token in the server's `--token-file`.
         submitter: name of the client; the server gives submitters equal shares. Default: the client's address.
         retry_s: duration of retries, in seconds.
+        first_retry_s: the same before the first answer of the server. Default: `retry_s`.
         transport: a transport of httpx, for tests.
 
     Raises:
@@ -107,6 +108,7 @@ class Client:
         *,
         submitter: str | None = None,
         retry_s: float = 60.0,
+        first_retry_s: float | None = None,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
         try:
@@ -124,7 +126,8 @@ class Client:
         self._client = httpx.Client(base_url=parsed, headers=headers, transport=transport, trust_env=False)
         self.url: Final = url
         self._submitter = submitter
-        self._retry_s = retry_s
+        self._later_s = retry_s
+        self._retry_s = retry_s if first_retry_s is None else first_retry_s
         self._sleep: Callable[[float], None] = time.sleep
 
     def __enter__(self) -> Client:
@@ -274,16 +277,17 @@ class Client:
             wait_s: requested wait in seconds.
             request: further arguments of httpx.
         """
-        deadline, pause = time.monotonic() + self._retry_s, FIRST_PAUSE_S
+        started, pause = time.monotonic(), FIRST_PAUSE_S
         while True:
-            is_last, asked = time.monotonic() >= deadline, 0.0
+            is_last, asked = time.monotonic() >= started + self._retry_s, 0.0
             try:
                 answer = self._client.request(method, path, timeout=REQUEST_S + wait_s, **request)
             except self._failure as error:
                 why = f"does not answer: {error or type(error).__name__}"
                 if is_last:
-                    raise ServerFault(f"{self.url} {why}") from error
+                    raise ServerFault(f"{self.url} {why}; `flashinfer-bench serve` starts a server") from error
             else:
+                self._retry_s = self._later_s
                 if answer.is_success:
                     return answer
                 if is_last or answer.status_code not in RETRY_STATUSES:
@@ -292,7 +296,9 @@ class Client:
                 asked = float(after) if after.isdigit() else 0.0
             if pause == FIRST_PAUSE_S:
                 _log.warning("%s %s; trying again for up to %.0f s", self.url, why, self._retry_s)
-            self._sleep(min(max(asked, pause * random.uniform(0.5, 1.0)), max(0.0, deadline - time.monotonic())))
+            self._sleep(
+                min(max(asked, pause * random.uniform(0.5, 1.0)), max(0.0, started + self._retry_s - time.monotonic()))
+            )
             pause = min(2 * pause, LONGEST_PAUSE_S)
 
     def _refuse(self, answer: httpx.Response) -> NoReturn:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from argparse import Namespace
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -51,6 +51,7 @@ from flashinfer_bench.data import LoadIssue, Trace, TraceSet
 from flashinfer_bench.data.measurement import CONFIRMED, NOT_CONFIRMED, read_measurement, read_reported
 from flashinfer_bench.data.sets.results import list_results
 from flashinfer_bench.data.store.layout import traces_path
+from flashinfer_bench.data.store.trace_lines import AnyTrace
 from flashinfer_bench.report.blind import find_blind
 from flashinfer_bench.report.intervals import read_interval, read_speedup
 from flashinfer_bench.report.summary import (
@@ -93,6 +94,8 @@ class RunOutcome:
     """The results of a run so far."""
 
     plan: Plan
+    listed: Sequence[Job | AnyTrace] = ()
+    """All workloads of the run's definitions, so that a name distinguishes a workload from all others."""
     recorded: list[Trace] = field(default_factory=list)
     """Recorded verdicts of the jobs that a resumed run skipped."""
     judged: dict[JobNames, JobFinished] = field(default_factory=dict)
@@ -184,7 +187,7 @@ class RunOutcome:
 
     def names(self) -> Names:
         """Return the names of all workloads in the run's jobs and traces."""
-        return name_jobs([*self.plan.jobs, *self.traces])
+        return name_jobs([*self.plan.jobs, *self.traces, *self.listed])
 
     def files(self, trace_set: TraceSet) -> list[str]:
         """Return the files of a set that got the traces of this run."""

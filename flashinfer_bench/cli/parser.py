@@ -25,7 +25,7 @@ PROGRAM: Final = "flashinfer-bench"
 EXIT_CODES: Final = "Exit codes: 0 all well, 1 something failed, 2 usage error."
 LOCAL_HELP: Final = "a trace set's folder, also without the flag; may be repeated (default: $FIB_DATASET_PATH)"
 SOURCE_FLAGS: Final = {
-    "--entry NAME": "its entry function, or FILE::FUNCTION (default: run)",
+    "--entry NAME": "its entry function, or FILE::FUNCTION (default: run, else the function with the file's name)",
     "--language L": "its language (default: found by its ending and imports)",
 }
 QUIET_FLAG: Final = {"--quiet": "print only errors and the result, no progress"}

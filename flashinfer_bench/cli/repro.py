@@ -3,10 +3,13 @@ failure."""
 
 from __future__ import annotations
 
+import json
+import shlex
+import shutil
 from argparse import Namespace
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from flashinfer_bench.cli.output import write_err
 from flashinfer_bench.cli.parser import PROGRAM, SOURCE_FLAGS, Parser, add_flags, add_format, add_local, add_names
@@ -15,6 +18,9 @@ from flashinfer_bench.errors import DataSetError, UsageError
 
 if TYPE_CHECKING:
     from flashinfer_bench.data import Trace
+
+ENTRIES: Final = 10
+"""Files and folders in a dump."""
 
 
 def declare_repro(parser: Parser) -> None:
@@ -32,7 +38,9 @@ def declare_repro(parser: Parser) -> None:
     parser.add_argument("what", nargs="+", metavar="WHAT", help=what)
     add_local(parser)
     parser.set_defaults(takes_sets=False)
-    add_flags(parser, {"--dump DIR": "folder to write: new or empty (default: repro-SOLUTION-WORKLOAD)"})
+    add_flags(
+        parser, {"--dump DIR": "folder to write: new, empty, or an earlier dump (default: repro-SOLUTION-WORKLOAD)"}
+    )
     add_names(parser, "--definitions", "the definition, if the solution does not name it")
     add_names(parser, "--devices", "device that judges it (default: the first device)")
     add_flags(parser, SOURCE_FLAGS)
@@ -47,9 +55,10 @@ def execute(args: Namespace) -> int:
     from flashinfer_bench.bench.planning.plan import describe_nothing
     from flashinfer_bench.cli.args import find_output, open_trace_set
     from flashinfer_bench.cli.drafts import take_drafts
-    from flashinfer_bench.cli.run_jobs import plan_recorded, refuse_other_evaluator
+    from flashinfer_bench.cli.run_jobs import plan_recorded, refuse_other_evaluator, set_words
     from flashinfer_bench.cli.settings import read_config, setting_words
     from flashinfer_bench.cli.tables import shorten_uuid, some, write_result
+    from flashinfer_bench.cli.verdicts import describe_job, name_jobs
     from flashinfer_bench.data.generated import add_generated
     from flashinfer_bench.data.measurement import read_reported
     from flashinfer_bench.data.sets.results import find_latest
@@ -59,6 +68,11 @@ def execute(args: Namespace) -> int:
 
     recorded = _read_recorded(args)
     trace_set = open_trace_set(args)
+    for trace in recorded:
+        if trace_set.get_solution(trace.solution or "") is None:
+            words = ["repro", "FILE", shorten_uuid(trace.workload.uuid), "--definition", trace.definition]
+            way = shlex.join([PROGRAM, *words, *set_words(args)])
+            raise DataSetError(f"the trace set has no solution {trace.solution!r}; give the submitted file: `{way}`")
     if not recorded:
         args.solutions, args.workloads = args.what[:1], args.what[1:]
         take_drafts(args, trace_set)
@@ -89,7 +103,8 @@ def execute(args: Namespace) -> int:
     files = sorted(str(file) for file in folder.rglob("*") if file.is_file())
     document = {"status": status, "message": evaluation.log, "map": found, "folder": str(folder), "files": files}
     note = "it is right this time, so what is written shows no failure" if status == "PASSED" else ""
-    head = f"{' / '.join(names.values())}: {status}"
+    listed = trace_set.workloads[job.definition.name]
+    head = f"{describe_job(job, name_jobs([job, *listed]))}: {status}"
     text = "\n".join(filter(None, [head, evaluation.log.strip(), found, note]))
     lines = [to_printable(line) for line in text.splitlines()]
     write_result(args, names | document, [*lines, f"see it: python {folder / 'repro.py'}"])
@@ -103,6 +118,7 @@ def _read_recorded(args: Namespace) -> list[Trace]:
         UsageError: the arguments are neither a recorded job, nor a solution and a workload.
     """
     from flashinfer_bench.cli.args import read_recorded
+    from flashinfer_bench.cli.verdicts import name_jobs
     from flashinfer_bench.data.store.layout import TRACES
 
     if len(args.what) == 2:
@@ -113,7 +129,8 @@ def _read_recorded(args: Namespace) -> list[Trace]:
     wrong = [trace for trace in traces if trace.evaluation is not None and not trace.is_successful()]
     chosen = (wrong or traces)[-1]
     if len(traces) > 1:
-        write_err(f"of {len(traces)} verdicts: the last wrong one, {chosen.solution} on {chosen.workload.uuid}")
+        called = name_jobs(traces)[chosen.definition, chosen.workload.uuid]
+        write_err(f"of {len(traces)} verdicts: the last wrong one, {chosen.solution} on {called}")
     if not args.local:
         roots = [folder.parent for folder in Path(args.what[0]).absolute().parents if folder.name == TRACES]
         args.local = [str(roots[0])] if roots else args.local
@@ -124,8 +141,20 @@ def _make_folder(name: str) -> Path:
     folder = Path(name)
     try:
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise DataSetError(f"{folder} is there and not empty; name another folder with --dump")
+            if not _is_unchanged_dump(folder):
+                raise DataSetError(f"{folder} is there, and was edited or is no dump; name another folder with --dump")
+            shutil.rmtree(folder)
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError(f"--dump: {folder}: {error.strerror}") from error
     return folder
+
+
+def _is_unchanged_dump(folder: Path) -> bool:
+    """Return whether this command wrote the folder, and no source is changed and no file is added."""
+    try:
+        sources = json.loads((folder / "call.json").read_text(encoding="utf-8"))["sources"]
+        same = all((folder / "solution" / path).read_text(encoding="utf-8") == sources[path] for path in sources)
+        return same and len([*folder.iterdir()]) == ENTRIES
+    except (OSError, ValueError, KeyError):
+        return False

@@ -54,7 +54,7 @@ from flashinfer_bench.cli.parser import typed_program
 from flashinfer_bench.cli.saves import SaveHistory
 from flashinfer_bench.cli.settings import describe_tolerances, naming_flags, read_config, setting_words
 from flashinfer_bench.cli.tables import Names, count, list_counts, shorten_uuid, some, write_result
-from flashinfer_bench.cli.verdicts import cut_reason, describe_fault, describe_job, describe_verdict
+from flashinfer_bench.cli.verdicts import ENDED, cut_reason, describe_fault, describe_job, describe_verdict
 from flashinfer_bench.data import LoadIssue, Trace, TraceSet
 from flashinfer_bench.data.check import Asked, find_input_issues, find_reference_issues
 from flashinfer_bench.data.evaluation import EvaluationStatus
@@ -73,7 +73,6 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 SHOWN_DEVICES: Final = 8
-NO_VERDICT: Final = "no verdict"
 NO_FAILED_CALL: Final = frozenset({EvaluationStatus.PASSED, EvaluationStatus.COMPILE_ERROR})
 WATCHED_CALL_S: Final = 5.0
 """Default `call_timeout_seconds` with --watch and --quick."""
@@ -101,7 +100,7 @@ class RunProgress:
         self.names = names or {}
         self._write: Callable[[str], None] = write_err
         self.statuses: Counter[str] = Counter()
-        """Status → number of ended jobs. `no verdict` stands for jobs that ended without a verdict."""
+        """Status → number of ended jobs. Jobs that ended without a verdict have the words of `ENDED`."""
         self.jobs = 0
         self.running: dict[str, Job] = {}
         """Device label → current job."""
@@ -142,10 +141,10 @@ class RunProgress:
                 if not event.trace.is_successful():
                     kind = f"{event.job.definition.name} {event.job.solution.name} {evaluation.status}"
             case JobFaulted():
-                kind, mark = event.message, "not judged" if event.is_left_out else "NO VERDICT"
+                kind, mark = event.message, ENDED["LEFT_OUT" if event.is_left_out else "FAULT"]
                 reason = cut_reason(first_reason(describe_fault(event, self.names)))
                 text = f"{describe_job(event.job, self.names)}: {mark}: {reason}"
-                line = self._end(event.job, NO_VERDICT) + text
+                line = self._end(event.job, mark) + text
             case Notice():
                 line = kind = f"note: {first_reason(event.message)}"
         if self.quiet:
@@ -169,8 +168,8 @@ class RunProgress:
         """Count a job that has ended, and return the progress of the run."""
         self.statuses[status] += 1
         self.running = {label: one for label, one in self.running.items() if one.index != job.index}
-        done, lost = self.statuses.total(), self.statuses[NO_VERDICT]
-        counts = list_counts({"not passed": done - lost - self.statuses["PASSED"], NO_VERDICT: lost})
+        done, lost = self.statuses.total(), {words: self.statuses[words] for words in ENDED.values()}
+        counts = list_counts({"not passed": done - sum(lost.values()) - self.statuses["PASSED"], **lost})
         return f"[{', '.join(filter(None, (f'{done}/{self.jobs}', counts)))}] "
 
 
@@ -279,7 +278,8 @@ def _judge(args: Namespace, trace_set: TraceSet, kept: Kept, history: SaveHistor
     about = [issue for issue in trace_set.issues if asked.is_about(issue, trace_set)]
     about = [issue for issue in about if not any(map(issue.file.is_relative_to, roots))]
     errors = [one for one in (*about, *found) if one.severity == "error"]
-    outcome = RunOutcome(plan, errors=list(map(str, errors)))
+    listed = [line for name in {job.definition.name for job in plan.jobs} for line in trace_set.workloads[name]]
+    outcome = RunOutcome(plan, listed, errors=list(map(str, errors)))
     skips = describe_skips(plan.skips)
     if args.strict and outcome.is_broken:
         raise Fault("\n".join(["--strict: nothing was run:", *outcome.errors, *skips]))
@@ -323,11 +323,11 @@ def _judge(args: Namespace, trace_set: TraceSet, kept: Kept, history: SaveHistor
 def _describe_kept(draft: Draft, args: Namespace) -> str:
     """Return the draft's names in the set, and the command that removes the draft."""
     solution = draft.solution
-    removes = shlex.join([*typed_program(), "forget", solution.name, *_set_words(args)])
+    removes = shlex.join([*typed_program(), "forget", solution.name, *set_words(args)])
     return f"(solution {solution.name} of author {solution.author}; `{removes}` removes it)"
 
 
-def _set_words(args: Namespace) -> list[str]:
+def set_words(args: Namespace) -> list[str]:
     """Return the flags that name the sets of the command line."""
     return [word for folder in named_folders(args) for word in ("--local", str(folder))]
 
@@ -348,7 +348,7 @@ def _hint_at_repro(args: Namespace, outcome: RunOutcome, drafts: Sequence[Draft]
     named = {} if trace_set is not None else {draft.solution.name: str(draft.path) for draft in drafts}
     solution, workload = failed.solution or "", shorten_uuid(failed.workload.uuid)
     words = ["repro", *(_find_line(failed, trace_set) or (named.get(solution, solution), workload))]
-    words += _set_words(args)
+    words += set_words(args)
     if solution in named:
         given = {"definition": failed.definition, "entry": args.entry, "language": args.language}
         words += [word for name, value in given.items() if value for word in (f"--{name}", value)]
@@ -456,7 +456,7 @@ def _write_outcome(args: Namespace, outcome: RunOutcome, trace_set: TraceSet | N
         lost = outcome.lost()
         is_ended = outcome.is_interrupted or outcome.is_stopped
         is_broken = not is_ended and outcome.left == len(lost["faults"]) + len(lost["left_out"])
-        when = "after a repair, to go on" if is_broken else "to go on"
+        when = "after a fix, resume with" if is_broken else "resume with"
         write_err(f"{when}: {resume_command(typed_program(), args.argv)}")
 
 

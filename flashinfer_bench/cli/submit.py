@@ -10,18 +10,22 @@ from argparse import Namespace
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from flashinfer_bench.base.printable import to_printable
+from flashinfer_bench.cli.args import refuse_unknown
 from flashinfer_bench.cli.drafts import describe_draft, read_hints
 from flashinfer_bench.cli.output import INTERRUPTED, one_interrupt, write_err, write_out
 from flashinfer_bench.cli.parser import QUIET_FLAG, SOURCE_FLAGS, Parser, add_flags, add_names
-from flashinfer_bench.cli.tables import count, join_sections, lay_out, list_counts, shorten_uuid, write_result
+from flashinfer_bench.cli.tables import count, join_sections, lay_out, list_counts, name_workloads, write_result
+from flashinfer_bench.cli.verdicts import ENDED
 from flashinfer_bench.client import DEFAULT_URL, Client, ServerFault, TaskReport
 from flashinfer_bench.data import Solution, Trace
 from flashinfer_bench.data.json_utils import load_json_file
 from flashinfer_bench.data.store.drafts import DraftHints, read_draft
+from flashinfer_bench.data.workload import find_named
 from flashinfer_bench.errors import FlashInferBenchError, UsageError
 from flashinfer_bench.serve.token_file import read_token
 
@@ -30,8 +34,8 @@ if TYPE_CHECKING:  # the help does not import the engine
     from flashinfer_bench.cli.outcome import RunOutcome
     from flashinfer_bench.cli.run_jobs import RunProgress
 
-RETRY_S: Final = 20.0
-"""Seconds of retries if the server does not answer."""
+FIRST_RETRY_S, RETRY_S = 2.0, 20.0
+"""Seconds of retries if the server does not answer: before its first answer, and later."""
 DEVICES: Final = {
     "Device": "{device}",
     "Hardware": "{hardware}",
@@ -46,8 +50,6 @@ TASKS: Final = {
     "Solution": "{solution}",
     "Submitter": "{submitter}",
 }
-ENDED: Final = {"LEFT_OUT": "not judged", "FAULT": "without a verdict"}
-"""Result of a job that has no status → wording in a run's result."""
 TASK_KEYS: Final = ("task_id", "status", "definition", "solution", "submitter")
 SHOWN_TASKS: Final = 15
 """Maximum number of open tasks in the list."""
@@ -70,7 +72,7 @@ def add_server(parser: Parser, json_help: str) -> None:
 def open_client(args: Namespace, submitter: str | None = None) -> Client:
     """Return a client of the server that the flags name."""
     token = read_token(args.token_file) if args.token_file is not None else None
-    return Client(args.server, token, submitter=submitter, retry_s=RETRY_S)
+    return Client(args.server, token, submitter=submitter, retry_s=RETRY_S, first_retry_s=FIRST_RETRY_S)
 
 
 def declare_submit(parser: Parser) -> None:
@@ -86,7 +88,7 @@ def declare_submit(parser: Parser) -> None:
     add_server(parser, "print JSON instead of a table")
     add_names(parser, "--definitions", "its definition, if neither its parameters nor its name say so")
     add_names(parser, "--authors", "its author (default: me)")
-    add_names(parser, "--workloads", "only these workloads: whole uuids")
+    add_names(parser, "--workloads")
     add_flags(parser, SOURCE_FLAGS)
     words = "judge it at full assurance on a GPU: if it would be the best known, always, or never"
     flags = {
@@ -106,7 +108,7 @@ def execute_submit(args: Namespace) -> int:
 
     with open_client(args, submitter=args.submitter) as client, one_interrupt():
         solution = _read_solution(args, client)
-        workloads = getattr(args, "workloads", None)
+        workloads = _find_workloads(args, client, solution.definition)
         task = client.submit(solution, workloads, priority=args.priority, confirm=args.confirm)
         if args.no_wait:
             write_result(args, {"task_id": task}, [task])
@@ -145,12 +147,24 @@ def _read_solution(args: Namespace, client: Client) -> Solution:
     return draft.solution
 
 
+def _find_workloads(args: Namespace, client: Client, definition: str) -> list[str] | None:
+    """Return the uuids of the workloads that the flags name; None for all workloads."""
+    names = getattr(args, "workloads", None)
+    if not names:
+        return None
+    known = client.workloads(definition)
+    found = {name: [one.uuid for one in find_named(name, known, lambda one: one)] for name in names}
+    refuse_unknown(("workload", [name for name in names if not found[name]], [one.uuid for one in known]))
+    return list(chain.from_iterable(found.values()))
+
+
 def _wait_for_start(client: Client, task: str, *, is_quiet: bool) -> float:
     """Show the position of a task in the queue until the task starts. Return the monotonic time of the start."""
     started, shown = time.monotonic(), -1
     while (report := client.task(task, QUEUE_POLL_S)).status == "pending":
         if report.tasks_ahead != shown and not is_quiet:
-            write_err(f"waiting in the queue: {count(report.tasks_ahead, 'open task')} ahead")
+            ahead = f"{count(report.tasks_ahead, 'open task')} ahead" if report.tasks_ahead else "next"
+            write_err(f"waiting in the queue: {ahead}")
         shown = report.tasks_ahead
         time.sleep(QUEUE_POLL_S / 4)  # a server that is shutting down answers at once
         started = time.monotonic()
@@ -201,9 +215,8 @@ def _plan_outcome(client: Client, report: TaskReport, solution: Solution, asked:
     jobs = [
         Job(index, definition, workload, named, config, {})
         for index, workload in enumerate(client.workloads(report.definition))
-        if workload.uuid in (asked or [workload.uuid])
     ]
-    return RunOutcome(Plan(tuple(jobs)))
+    return RunOutcome(Plan(tuple(job for job in jobs if asked is None or job.workload.uuid in asked)), jobs)
 
 
 def _device_of(trace: Trace) -> Device:
@@ -252,9 +265,12 @@ def read_overview(client: Client) -> dict[str, Any]:
     samples: defaultdict[str, list[tuple[dict[str, str], float]]] = defaultdict(list)
     for name, text, value in SAMPLE.findall(client.metrics()):
         samples[name].append(({key: json.loads(found) for key, found in LABEL.findall(text)}, float(value)))
+    running = [labels for labels, _ in samples["device_job"]]
+    listed = {one["definition"]: client.workloads(one["definition"]) for one in running}
+    names = name_workloads((name, one.uuid, one.axes) for name, group in listed.items() for one in group)
     jobs = {
-        labels["device"]: f"{labels['solution']} on {shorten_uuid(labels['workload'])}"
-        for labels, _ in samples["device_job"]
+        one["device"]: f"{one['solution']} on {names.get((one['definition'], one['workload']), one['workload'])}"
+        for one in running
     }
     seconds = {labels["device"]: round(value) for labels, value in samples["device_job_seconds"]}
     health = client.health()
@@ -274,6 +290,7 @@ def render_overview(overview: dict[str, Any]) -> str:
     """Render an overview."""
     counts = list_counts({ENDED.get(status, status): number for status, number in overview["jobs"].items()})
     rate = f"{overview['verdicts_per_second']:.2g} verdicts per second"
-    head = f"{count(overview['queue_jobs'], 'job')} in the queue; {rate} in the last minute; {counts or 'no verdict'}"
+    waiting = f"{count(len(overview['open_tasks']), 'open task')}, {count(overview['queue_jobs'], 'job')} in the queue"
+    head = f"{waiting}; {rate} in the last minute; since the start: {counts or 'no verdict'}"
     tasks = lay_out(TASKS, overview["open_tasks"][:SHOWN_TASKS])
     return join_sections([to_printable(head)], lay_out(DEVICES, overview["devices"]), tasks)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from itertools import zip_longest
 from operator import attrgetter
 from string import ascii_lowercase
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
     from flashinfer_bench.bench.events import JobFaulted
     from flashinfer_bench.bench.planning.plan import Job
 
+ENDED: Final = {"LEFT_OUT": "not judged", "FAULT": "without a verdict"}
+"""Result of a job that has no status → wording in the result of a run."""
 SUMMARY_NOTE: Final = "latency: median over the passed workloads; speed-up over {}: geometric mean"
 WEIGHT_NOTE: Final = "means are weighted by workload weights; medians and counts are not"
 RANKED: Final = "#GPU MODE score"
@@ -53,6 +56,8 @@ SOL_CELL: Final = "{sol_score}"
 SOL_NOTE: Final = "SOL score: 0.5 at the baseline, 1 at the floor, 0 for a failure; arithmetic mean; baseline, peak: {}"
 TIMING_MARK: Final = "*"
 TIE_MARK: Final = "="
+TIE_CELLS: Final = ("#Latency", "#Speed-up", "Flags")
+"""Columns that are filled in the line of a tie."""
 MOST_TIES: Final = 4
 """Maximum number of lines for ties below a row. JSON has all ties."""
 TIE_NOTE: Final = f"{TIE_MARK} a tie: its interval meets that of the row above, so which is faster cannot be told"
@@ -170,7 +175,7 @@ def render_summary(
             shown += ", …" if len(group.workloads) > SHOWN_WORKLOADS else ""
             where = f"{len(group.workloads)} of {count(row.judged, 'workload')} ({shown})"
             if len(group.workloads) == row.judged:
-                where = f"all {row.judged} workloads" if row.judged > 1 else f"its workload {shown}"
+                where = f"all {row.judged} workloads" if row.judged > 1 else f"workload {shown}"
             reason = group.reason or "no reason recorded"
             failures.append(f"    {group.status} on {where}: {'' if group.is_exact else 'for example, '}{reason}")
     note = [SUMMARY_NOTE.format(against)] if any(row.latency_ms is not None for row in rows) else []
@@ -273,7 +278,7 @@ def sol_notes(rows: Sequence[Any], cells: Cells) -> list[str]:
 
 def _add_figures(rows: Sequence[SummaryRow], own: Cells) -> Cells:
     """Return the columns of a table: the definition, then the columns of `own`, then the figures."""
-    letters = _letters(rows)
+    letters = _letters(_with_ties(rows))
     cells: dict[str, str | Callable[[Any], str]] = {
         "Definition": lambda row: row.definition,
         **own,
@@ -294,11 +299,11 @@ def _render(rows: Sequence[SummaryRow], cells: Cells) -> str:
     for row in rows:
         lines.append([fill_cell(cell, row) for cell in cells.values()])
         names = [f"{TIE_MARK} {tie.solution}" for tie in row.ties[:MOST_TIES]]
-        times = [(_latency(tie), speedup_cell(tie)) for tie in row.ties[:MOST_TIES]]
         if len(row.ties) > MOST_TIES:
-            names, times = [*names, f"{TIE_MARK} and {len(row.ties) - MOST_TIES} more"], [*times, ("", "")]
-        for name, (latency, speedup) in zip(names, times, strict=True):
-            below = {"Definition": row.definition, "Solution": name, "#Latency": latency, "#Speed-up": speedup}
+            names.append(f"{TIE_MARK} and {len(row.ties) - MOST_TIES} more")
+        for name, tie in zip_longest(names, row.ties[:MOST_TIES]):
+            shown = {one: fill_cell(cells[one], tie) for one in TIE_CELLS if tie and one in cells}
+            below = {"Definition": row.definition, "Solution": name, **shown}
             lines.append([below.get(heading, "") for heading in cells])
     return render_table(list(cells), lines)
 
@@ -323,6 +328,7 @@ def _caveat_mark(row: SummaryRow, number: float | None) -> str:
 
 def _head(rows: Sequence[SummaryRow]) -> list[str]:
     """Return a line for each flag that all rows with a meaningful time have."""
+    rows = _with_ties(rows)
     timings, timed = [row.timing for row in rows], _timings_of(rows)
     which = "all rows" if len(timed) == len(rows) else "all rows with a meaningful time"
     return _wrap(f"{which}: {describe_flag(flag, timings)}" for flag in _common_flags(rows))
@@ -330,9 +336,10 @@ def _head(rows: Sequence[SummaryRow]) -> list[str]:
 
 def _notes(rows: Sequence[SummaryRow], *, in_words: bool = False) -> list[str]:
     """Return notes about marks, clocks, bounds and flags. Each flag has a letter unless `in_words` is true."""
+    has_ties, rows = any(row.ties for row in rows), _with_ties(rows)
     timings = [row.timing for row in rows]
     return [
-        *([TIE_NOTE] if any(row.ties for row in rows) else []),
+        *([TIE_NOTE] if has_ties else []),
         *standing_notes(rows),
         *(line for line in (describe_ways(timings), describe_bounds(timings)) if line is not None),
         *_wrap(
@@ -340,6 +347,11 @@ def _notes(rows: Sequence[SummaryRow], *, in_words: bool = False) -> list[str]:
         ),
         *dict.fromkeys(f"{TIMING_MARK} {row.timing_caveat}" for row in rows if row.timing_caveat is not None),
     ]
+
+
+def _with_ties(rows: Sequence[SummaryRow]) -> list[SummaryRow]:
+    """Return the rows, each followed by its shown ties."""
+    return [one for row in rows for one in (row, *row.ties[:MOST_TIES])]
 
 
 def _wrap(lines: Iterable[str]) -> list[str]:

@@ -103,7 +103,7 @@ def test_watching_judges_again_when_the_file_is_saved(run, tmp_path, monkeypatch
 
     monkeypatch.setattr(run_jobs, "write_problems", tell)
     code, _, said = run("--solution fast.py --watch", verdict_of)
-    assert (code, "to go on" in said) == (130, False)
+    assert (code, "resume with" in said) == (130, False)
     assert sources == [DOUBLE, DOUBLE, DOUBLE + "# 3\n", DOUBLE + "# 3\n"]
     assert "not Python" in reported[0]
 

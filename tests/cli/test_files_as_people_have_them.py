@@ -125,5 +125,5 @@ def test_a_full_disk_says_which_verdict_is_lost_and_tears_nothing(here, capsys, 
     said = capsys.readouterr().err
     assert "No space left on device" in said
     assert "the verdict PASSED of double_python on workload w0 is lost\n" in said
-    assert "to go on: " in said
+    assert "resume with: " in said
     assert file.read_bytes() == before

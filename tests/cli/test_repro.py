@@ -46,6 +46,14 @@ def test_what_is_named_is_a_recorded_job_or_a_solution_and_a_workload(what, caps
     assert "give a recorded job" in capsys.readouterr().err
 
 
+def test_a_job_whose_solution_is_not_in_the_set_needs_the_submitted_file(tmp_path, capsys):
+    root = write_small_set(tmp_path, traces=[make_trace(solution="gone", status="TIMEOUT", log="late")])
+    (file,) = (root / "traces").rglob("*.jsonl")
+    assert main(["repro", f"{file}:1", "--devices", "cpu"]) == 2
+    way = f"`flashinfer-bench repro FILE w0 --definition double --local {root}`"
+    assert f"has no solution 'gone'; give the submitted file: {way}" in capsys.readouterr().err
+
+
 def test_sizes_that_name_several_workloads_are_refused(tmp_path, capsys):
     assert main(["repro", "other", "n=8", "--local", str(write_small_set(tmp_path)), "--devices", "cpu"]) == 2
     assert "'n=8' names several workloads: w0, w1; give one of them" in capsys.readouterr().err
@@ -82,7 +90,9 @@ def test_the_script_knows_the_check_of_samplers_and_the_flags(tmp_path, monkeypa
     assert start_script(folder, right) == 0
     imported = set(re.findall(r"^(?:import|from) (\w+)", (folder / "repro.py").read_text(), re.M))
     assert imported - sys.stdlib_module_names <= {"torch", "judge"}  # the latter is of samplers, and in the folder
-    assert main(["repro", "draws", "w0", *words]) == 2  # the folder is not empty
+    assert main(["repro", "draws", "w0", *words]) == 2  # the repaired solution is not overwritten
+    (folder / "solution" / "main.py").write_text(wrong)
+    assert main(["repro", "draws", "w0", *words]) == 0
 
 
 @pytest.mark.parametrize(

@@ -100,7 +100,8 @@ def test_the_summary_and_the_best_read_like_this():
 
 def test_tables_say_how_times_came_about_and_what_is_flagged():
     assert shown(TIMED) == TIMED_SUMMARY
-    assert "timed 1 of 2 by CUPTI" in render_best(best_by_workload(TIMED), name_jobs(TIMED))
+    best = render_best(best_by_workload(TIMED), name_jobs(TIMED))
+    assert "timed 2 of 3 by CUPTI" in best  # the tie on w0 counts
     everywhere = [timed("w0", name, "noisy", *more) for name, more in (("x", ["throttled"]), ("y", []))]
     everywhere.append(on("w0", "interpreted", extra=UNREAL))
     head, _, table = shown(everywhere).partition("\n\n")
@@ -120,6 +121,10 @@ def test_a_table_of_a_terminal_has_the_intervals_of_speedups(monkeypatch):
     lines = table.splitlines()
     ends = [line.split("  ")[-1] for line in lines if " ms" in line]
     assert (max(map(len, lines)) <= 100, ends) == (True, ["8.00x ±70%", "7.27x ±70%"])
+    traces[1] = made.on("w0", "tied", 1.1, **wide, record=made.FULL | {"flags": ["noisy"]})
+    table = render_best(best_by_workload(traces), name_jobs(traces))
+    assert [line[-1] for line in table.splitlines() if " ms" in line] == ["%", "a"]  # the tie's own flag
+    assert "a noisy, 1 of 2: " in table
     assert describe_verdict(traces[0].evaluation) == "PASSED 1.00 ms ±40%, 8.00x ±70%"
 
 
@@ -232,7 +237,7 @@ def test_without_a_terminal_there_is_one_line_a_finished_job(play, tmp_path):
         "[1/3] double / double_python / w0 on cpu: PASSED 0.500 ms, 2.00x",
         "[2/4, 1 not passed] double / double_python / w1 on cpu: TIMEOUT: still running",
         "note: waiting for a lock",
-        "[3/4, 1 not passed, 1 no verdict] double / other / w0: NO VERDICT: the blob of n=7 is missing",
+        "[3/4, 1 not passed, 1 without a verdict] double / other / w0: without a verdict: the blob of n=7 is missing",
     ]
     assert play(events, quiet=True) == []
 
@@ -250,6 +255,6 @@ def test_a_terminal_shows_counts_and_devices_and_equal_failures_once_and_a_dumb_
     if term == "dumb":
         assert len(shown.splitlines()) == 2
     else:
-        assert shown.count("NO VERDICT: lost") == 1
-        assert "2/4 jobs  2 no verdict" in shown
+        assert shown.count("without a verdict: lost") == 1
+        assert "2/4 jobs  2 without a verdict" in shown
         assert "cpu  double / other / w0" in shown

@@ -46,7 +46,7 @@ def show(root, capsys):
                 "workloads: w0, w1",
                 "double_python 3.00 ms†< 3.00 ms†<",
                 "double double_python 2/2 3.00 ms† 0.50x",
-                "TIMEOUT on its workload w1: still running",
+                "TIMEOUT on workload w1: still running",
                 "next: flashinfer-bench report table double --local SET",
             ],
         ),

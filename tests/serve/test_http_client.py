@@ -20,6 +20,7 @@ EVENT = 'event: verdict\ndata: {"event": "verdict", "workload_uuid": "w0", "stat
 DONE = {**TASK, "traces": [TRACE.to_dict()]}
 ACCEPTED = {"task_id": ID, "normalized_solution_name": "kernel_12345678"}
 REFUSED = httpx.ConnectError("refused")
+UUID = "00000001-cc60-59c5-a763-d17742b2b07a"
 WORKER = {"device": "cuda:0", "healthy": True, "hardware": 'a "GPU"', "condition": "working"}
 METRICS = r"""
 # TYPE flashinfer_bench_tasks gauge
@@ -90,6 +91,14 @@ def test_tries_end_and_a_refusal_is_not_tried_again(given, retry_s, error, words
     assert client.pauses == []
 
 
+def test_a_server_that_never_answered_is_given_up_early_with_the_next_step():
+    client = Answers(*[REFUSED] * 2, TASK, REFUSED, TASK).client(first_retry_s=0)
+    for _ in range(2):
+        with pytest.raises(ServerFault, match="`flashinfer-bench serve` starts a server"):
+            client.task(ID)
+    assert (client.task(ID).is_over, client.task(ID).is_over, len(client.pauses)) == (True, True, 1)
+
+
 def test_waiting_asks_until_the_task_is_over_or_the_time_is():
     client = Answers({**TASK, "status": "pending"}, {**TASK, "status": "running"}, DONE).client()
     report = client.wait(ID)
@@ -119,7 +128,7 @@ def command(tmp_path, monkeypatch, capsys):
         def serve(request):
             asked.append((request.method, request.url.path))
             sent.append(request.content)
-            if task.get("interrupts") and request.method == "GET":
+            if task.get("interrupts") and request.method == "GET" and "/tasks" in request.url.path:
                 raise KeyboardInterrupt
             if queued and request.url.path == f"/tasks/{ID}":
                 return answer(200, {**TASK, "status": "pending", "tasks_ahead": queued.pop()})
@@ -127,7 +136,7 @@ def command(tmp_path, monkeypatch, capsys):
                 "/evaluate": ACCEPTED,
                 "/definitions": [{"name": "double"}],
                 "/definitions/double": make_definition().to_dict(),
-                "/definitions/double/workloads": [make_workload(uuid).to_dict() for uuid in ("w0", "w1")],
+                "/definitions/double/workloads": [make_workload(uuid).to_dict() for uuid in ("w0", "w1", UUID)],
                 "/metrics": METRICS,
                 "/health": {"status": "ok", "workers": [WORKER], "queue_size": 12},
                 "/tasks": {"tasks": [{**TASK, "status": "running", "submitter": "ann"}, TASK]},
@@ -146,6 +155,8 @@ def command(tmp_path, monkeypatch, capsys):
     return go
 
 
+WORKLOADS = "/definitions/double/workloads"
+UNKNOWN = "error: --workloads: the trace set has no workload 'w9'; `flashinfer-bench list` shows what there is\n"
 SUBMIT = ("submit", "FILE", "--workloads")
 
 
@@ -162,7 +173,7 @@ def test_submit_prints_the_output_of_run_and_fails_without_a_verdict(command):
 def test_submit_shows_the_place_in_the_queue_and_each_verdict(command, monkeypatch):
     monkeypatch.setattr("flashinfer_bench.cli.submit.QUEUE_POLL_S", 0)
     verdict = "[1/1] double / kernel_12345678 / w0 on cuda:1: PASSED 1.00 ms, 2.00x"
-    for flags, lines in (([], ["1 open task ahead", "0 open tasks ahead", verdict]), (["--quiet"], [])):
+    for flags, lines in (([], ["1 open task ahead", "next", verdict]), (["--quiet"], [])):
         code, _, err, _ = command(*SUBMIT, "w0", *flags, queued=[0, 1, 1], traces=[TRACE.to_dict()])
         shown = [line.removeprefix("waiting in the queue: ") for line in err.splitlines()]
         assert (code, shown[1:]) == (0, lines)
@@ -171,7 +182,10 @@ def test_submit_shows_the_place_in_the_queue_and_each_verdict(command, monkeypat
 def test_ctrl_c_cancels_the_task_and_no_wait_prints_it(command):
     code, _, err, asked = command(*SUBMIT, "w0", interrupts=True)
     assert (code, asked[-1], "cancelled" in err) == (130, ("DELETE", f"/tasks/{ID}"), True)
-    assert command(*SUBMIT, "w0", "--no-wait") == (0, f"{ID}\n", "", [("POST", "/evaluate")])
+    assert command(*SUBMIT, "w0", "--no-wait") == (0, f"{ID}\n", "", [("GET", WORKLOADS), ("POST", "/evaluate")])
+    assert command(*SUBMIT, "n=8", "--no-wait")[0] == 0
+    assert command.posted["workload_uuids"] == ["w0", "w1", UUID]
+    assert command(*SUBMIT, "0000", "w9", "--no-wait")[::2] == (2, UNKNOWN)
 
 
 @pytest.mark.parametrize(
@@ -194,7 +208,8 @@ def test_submit_takes_a_source_as_run_does(command, tmp_path, name, flags, entry
 def test_top_shows_devices_queue_rate_and_open_tasks(command):
     code, out, _, _ = command("top", "--once")
     assert (code, out.count(ID)) == (0, 1)
-    assert "12 jobs in the queue; 3.2 verdicts per second in the last minute; 80 PASSED, 3 not judged" in out
+    assert "1 open task, 12 jobs in the queue; 3.2 verdicts per second in the last minute; " in out
+    assert "; since the start: 80 PASSED, 3 not judged\n" in out
     assert 'cuda:0  a "GPU"   working  ker"nel on w0       12' in out
     assert "kernel_12345678  ann\n" in out
 
