@@ -100,9 +100,7 @@ def find_epochs(results: Iterable[Result], threshold: float = THRESHOLD) -> list
     return found
 
 
-def compare_saves(
-    old: Iterable[Result], new: Iterable[Result], threshold: float = THRESHOLD
-) -> tuple[MeanRatio | None, str]:
+def compare_saves(old: Iterable[Result], new: Iterable[Result]) -> tuple[MeanRatio | None, str]:
     """Return the geometric mean of new over old times of the same jobs, and the decision on the mean.
 
     Both results may be quick looks of one `--watch`. Other comparisons refuse quick looks.
@@ -110,7 +108,7 @@ def compare_saves(
     before = {_job(item): item for item in old}
     pairs = [(before[_job(item)], item) for item in new if _job(item) in before]
     ratio = _ratio([pair for pair in pairs if not _not_comparable(*pair, may_be_quick=True)])
-    return ratio, _decide(ratio, threshold)
+    return ratio, _decide(ratio, THRESHOLD)
 
 
 def _decide_change(old: Result | None, new: Result | None, threshold: float) -> tuple[str, str, MeanRatio | None]:

@@ -163,10 +163,10 @@ def count_tasks() -> int:
     return 0
 
 
-def kill_session(session: int, *, spare: int | None = None) -> None:
+def kill_session(session: int) -> None:
     """Kill every process of a session, including processes in other groups, such as ninja's compilers."""
     for _ in range(KILL_ROUNDS):  # a process may start another during the search
-        alive = [pid for pid, state in session_members([session])[session].items() if state != "Z" and pid != spare]
+        alive = [pid for pid, state in session_members([session])[session].items() if state != "Z"]
         if not alive:
             return
         _kill(alive)

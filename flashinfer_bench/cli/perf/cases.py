@@ -201,11 +201,11 @@ def _prepare(request: Request, platform: Platform) -> None:
 
 
 @contextmanager
-def _limited_memory(share: float = 0.5) -> Iterator[None]:
-    """Raise MemoryError if a step takes more than a share of the memory. The system would kill the process instead."""
+def _limited_memory() -> Iterator[None]:
+    """Raise MemoryError if a step takes more than half of the memory. The system would kill the process instead."""
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
     held = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[5]) * os.sysconf("SC_PAGE_SIZE")
-    limit = held + int(usable_memory() * share)
+    limit = held + usable_memory() // 2
     resource.setrlimit(resource.RLIMIT_DATA, (limit if soft == resource.RLIM_INFINITY else min(limit, soft), hard))
     try:
         yield

@@ -59,14 +59,14 @@ class Tolerance:
         return self.required_matched_ratio < 1.0
 
 
-def bounds_of(magnitude: torch.Tensor, tolerance: Tolerance, most: float = math.inf) -> torch.Tensor:
+def bounds_of(magnitude: torch.Tensor, tolerance: Tolerance) -> torch.Tensor:
     """Return the largest allowed error of each element, by its expected magnitude.
 
-    Bounds are finite, and at most `most`. The one exception is an infinite magnitude with an rtol of zero: its bound is
-    nan, so every error exceeds it.
+    Bounds are finite. The one exception is an infinite magnitude with an rtol of zero: its bound is nan, so every error
+    exceeds it.
     """
     limits = torch.finfo(magnitude.dtype)
-    most = min(most, limits.max)
+    most = limits.max
     bound = magnitude * min(tolerance.rtol, most)
     if tolerance.is_sum:
         bound += min(tolerance.atol, most)

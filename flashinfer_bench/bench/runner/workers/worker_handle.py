@@ -211,9 +211,9 @@ class WorkerProcess:
         """Whether it found another GPU than the requested GPU."""
         return self.is_ready and self._wanted_gpu not in (None, self.ready.gpu_uuid)
 
-    def wait_ready(self, limit_s: float = READY_LIMIT_S) -> None:
+    def wait_ready(self) -> None:
         """Wait until the worker is ready for work; it has run no solution code yet. For the errors see `poll`."""
-        deadline = time.monotonic() + limit_s
+        deadline = time.monotonic() + READY_LIMIT_S
         while not self.poll(deadline):
             self._read_events(max(0.0, deadline - time.monotonic()))
 
