@@ -57,6 +57,8 @@ def test_the_reference_passes_what_is_wrong_in_one_way_does_not_and_backends_cal
     wrong = job.wrong_backends()
     if entry.family == "attention":
         wrong["last head skipped"] = job.changed(lambda out: out[..., -1, :].zero_())
+    if entry.family in ("norm", "gemm", "mamba") and job.case.op_type != "lowbit":
+        wrong["a row is 3 % too large"] = job.changed(lambda out: out[-1:].mul_(1.03))
     if "MLA" in routine:
         wrong["not rotated"] = lambda q, *rest: job.honest(q.index_fill(-1, torch.arange(64, 80), 0), *rest)
     assert {fault: job.status(run) for fault, run in wrong.items()} == dict.fromkeys(wrong, "INCORRECT_NUMERICAL")

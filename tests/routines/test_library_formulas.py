@@ -29,11 +29,11 @@ def test_a_norm_multiplies_block_scales_by_the_global_one_and_uses_the_range_of_
 
 
 def modulate(gate, scale, shift):
-    """Return a naive LayerNorm of a diffusion transformer, with these parts of the time embedding."""
+    """Return a LayerNorm of the rounded sum of a diffusion transformer, with these parts of the time embedding."""
 
     def run(x, residual, temb, table, gamma=1, beta=0):
         parts = (temb.double() + table.double()).unbind(2)
-        total = residual.double() + x.double() * (1 if gate is None else parts[gate])
+        total = (residual.double() + x.double() * (1 if gate is None else parts[gate])).bfloat16().double()
         deviation = (total.var(-1, correction=0, keepdim=True) + 1e-6).sqrt()
         norm = (total - total.mean(-1, keepdim=True)) / deviation * gamma + beta
         norm = norm if scale is None else norm * (1 + parts[scale]) + parts[shift]
@@ -61,6 +61,18 @@ def turn_video(qkv, q_weight, k_weight):
     return [*outputs, rows[:, :, 2].clone()]
 
 
+def normalise_in_steps(x, weight):
+    return (x.float() / (x.float().square().mean(-1, keepdim=True) + 1e-6).sqrt()).bfloat16() * weight
+
+
+def add_in_steps(x, residual, weight):
+    return [normalise_in_steps(x + residual, weight), x + residual]
+
+
+def activate_in_steps(x, weight):
+    return [torch.nn.functional.silu(normalise_in_steps(x, weight))]
+
+
 def round_twice(x, gamma, beta, scale):
     norm = torch.nn.functional.layer_norm(x.float(), x.shape[-1:], gamma, beta, eps=1e-6).bfloat16().float()
     return [(norm * (1 / scale)).clamp(-448, 448).to(torch.float8_e4m3fn)]
@@ -77,6 +89,8 @@ DIT = "--batch_size 2 --hidden_size 2 --dit_mode"
         ("fused_dit_layernorm", f"{DIT} residual_scale_shift", modulate(None, 4, 3)),
         ("fused_qk_rmsnorm_rope", SMALL["fused_qk_rmsnorm_rope"], turn_video),
         ("layernorm_quant", "--batch_size 64 --hidden_size 1024", round_twice),
+        ("fused_add_rmsnorm", "--batch_size 64 --hidden_size 1024", add_in_steps),
+        ("fused_rmsnorm_silu", "--batch_size 64 --hidden_size 1024", activate_in_steps),
     ],
 )
 def test_a_norm_kernel_passes_with_its_own_roundings(routine, flags, kernel, tmp_path):

@@ -12,6 +12,7 @@ from typing import Any, Final
 from flashinfer_bench.routines.case.spec import (
     BLACKWELL,
     Case,
+    Check,
     Flag,
     Routine,
     direct,
@@ -69,6 +70,8 @@ def make_prefill(args: Namespace) -> Case:
             lower_bound=args.lower_bound,
         ),
         flops=6 * tokens * args.num_q_heads * width**2,
+        # Kernels round states after each token. Slow decays keep these errors for many tokens.
+        check=Check(1e-2, 2e-3, 0.95),
         refusals={
             **dict.fromkeys(ABSENT, MISSING),
             "flashinfer": width != WIDTH and f"--head_size {width}: its kernel takes {WIDTH}",
