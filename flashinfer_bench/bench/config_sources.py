@@ -194,7 +194,7 @@ class ResolvedEvalConfig(EvalSettings):
     origins: dict[str, str] = Field(default_factory=dict, exclude=True, repr=False)
     """Origin of each value, by field or "extra.<key>": "default", "override", "my.yaml: op_type_config.moe"."""
     profile_baseline: bool = Field(default=True, exclude=True, repr=False)
-    """Whether the run times references. This setting of the run is not one of the values."""
+    """Whether the run times references. It belongs to the run, so `values` omits it."""
 
     def values(self) -> dict[str, Any]:
         """Return the settings as JSON-able values, without origins."""
@@ -296,8 +296,8 @@ def cascade(levels: Levels, definition: str = "", op_type: str = "") -> dict[str
 def merge_sections(levels: Levels, section: str) -> dict[str, EvalConfig]:
     """Return the sections of all sources, merged as if one source had them.
 
-    A value is omitted if the top level of a higher source beats it. An op type that is spelt in two ways has one
-    section.
+    A value is omitted if a source of higher precedence sets the field for all definitions. An op type that is spelt in
+    two ways has one section.
     """
     merged: dict[str, tuple[str, dict[str, Any]]] = {}
     for level in levels:

@@ -410,7 +410,7 @@ def execute_diff(args: Namespace) -> int:
 
 
 def _open_against(args: Namespace) -> tuple[TraceSet, str]:
-    """Return the trace set with the baseline author set, and a description of the baseline."""
+    """Return the trace set, whose baseline is --baseline-author if it is given, and a description of the baseline."""
     trace_set, author = open_trace_set(args), args.baseline_author
     if author is None:
         return trace_set, "the reference"

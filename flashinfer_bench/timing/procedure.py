@@ -43,9 +43,9 @@ DELAY_FLOOR_NS: Final = 6_000
 DELAY_CEILING_NS: Final = 50_000_000
 """The delay is the host's time for a call times DELAY_MARGIN, plus DELAY_FLOOR_NS, and at most DELAY_CEILING_NS."""
 COOL_DOWN_NS: Final = 100_000, 50_000_000
-"""Minimum and maximum of the GPU's cool-down before each call. Within these limits, the cool-down is as long as a short
-call, and twice as long as a call of LONG_SAMPLE_NS. Without a cool-down, times vary more because of the flush, and the
-GPU reaches its power limit."""
+"""Minimum and maximum of the GPU's cool-down before each call. Within these limits, it lasts one to two times the
+call's busy time. The factor grows with this time, and reaches 2 at LONG_SAMPLE_NS. Without a cool-down, times vary more
+because of the flush, and the GPU reaches its power limit."""
 FLUSH_NS: Final = 50_000
 """Maximum time of a flush. The expected time of a sample includes it."""
 SPARED_S: Final = 0.005
@@ -444,7 +444,7 @@ def _skipping(source: LaunchSource, skipped: int, index: int) -> Launch:
 
 
 def cool_down_ns(call: Sample | None) -> int:
-    """Return the GPU's cool-down before a call: the call's busy time, or up to twice that, within COOL_DOWN_NS."""
+    """Return the GPU's cool-down before a call, by the rule of COOL_DOWN_NS."""
     busy_ns = 0 if call is None else call.span_ns if call.busy_ns is None else call.busy_ns
     least_ns, most_ns = COOL_DOWN_NS
     return min(max(busy_ns + busy_ns * min(busy_ns, LONG_SAMPLE_NS) // LONG_SAMPLE_NS, least_ns), most_ns)

@@ -1,6 +1,7 @@
 """Walks and removes folder trees that another user may have made: thousands deep, or with links in circles.
 
-A walk has limits and reports what it skips. Removing has only a time limit. Imports no other module of the package.
+A walk has limits and reports what it skips. A removal has a time limit and no other limit. This module imports no other
+module of the package.
 """
 
 from __future__ import annotations

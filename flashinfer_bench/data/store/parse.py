@@ -33,8 +33,11 @@ _SHOWN: Final = 80
 
 
 def bounded(objects: Iterable[Item | None], file: Path, issues: list[LoadIssue]) -> Iterator[Item]:
-    """Yield the valid objects of a file, and skip wrong objects, which are None. Stop after `MOST_WRONG` wrong objects.
-    Limit the file's issues to `MOST_WRONG`."""
+    """Yield the valid objects of a file. Stop after `MOST_WRONG` wrong objects, and keep at most as many issues.
+
+    Args:
+        objects: the parsed objects; None stands for a wrong object.
+    """
     start, wrong = len(issues), 0
     for one in objects:
         del issues[start + MOST_WRONG :]

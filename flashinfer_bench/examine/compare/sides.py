@@ -152,7 +152,9 @@ def choose_workloads(words: Sequence[str] | None, items: Sequence[T], workload_o
 
 
 def pair_up(first: Contender, second: Contender) -> list[Pairing]:
-    """Return the pairs of solutions to measure. Sets are paired by solution name, other sides by definition.
+    """Return the pairs of solutions to measure. Two trace sets are paired by the names of solutions.
+
+    Anything else is paired by definition.
 
     Raises:
         DataSetError: the sides cannot be paired, or have no definition in common.

@@ -45,7 +45,7 @@ FLAGS: Final = (
 SIZES: Final = (64, 128, 256)
 """Numbers of rows or columns of a state for which there are kernels."""
 RATIOS: Final = (1, 2, 4, 8, 16, 32, 64)
-"""Numbers of heads of a group for which there are kernels."""
+"""Heads per group that the kernels support."""
 
 
 def make_update(args: Namespace) -> Case:

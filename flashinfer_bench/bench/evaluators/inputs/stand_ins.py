@@ -45,7 +45,7 @@ DID: Final = {
 }
 """Operation → its use of an integer's bits. The operations' names lack the underscores around them.
 
-If an operation uses an input to "choose" elements, sizes or exponents, not all bits are valid."""
+"choose": the integer selects elements, a size or an exponent, so only some integers are valid."""
 TESTS: Final = frozenset({("lt", 0), ("ge", 0), ("gt", -1), ("le", -1)})
 """Comparisons that separate -1 from all larger numbers."""
 BOOLS: Final = re.compile(r"eq|ne|l[te]|g[te]|any|all|is(nan|inf|finite)|signbit|logical.*")

@@ -68,7 +68,7 @@ class Rounding:
     moved_share: float
     """A row is ill-conditioned if rounding changes it by more than this share of its allowed error."""
     judges_small: bool = False
-    """Whether outputs too small for rows are judged by norms, too."""
+    """Whether norms also judge outputs that are too small to be judged by rows."""
     slack: float = math.inf
     """An ill-conditioned row is judged if its error is more than this many times its change under rounding."""
     of_sigmoid: float = 0.0
@@ -139,7 +139,7 @@ class Stability:
             suspects: bool [rows]: rows that are about to be rejected.
             shares: errors of the rows, as shares of their norms. An ill-conditioned suspect is judged if its error is
                 more than `slack` times its change under rounding. None: `slack` is not applied.
-            left_out: bool [rows]: rows that do not count for the usual row's norm; None if all rows count.
+            left_out: bool [rows]: rows that the norm of a usual row leaves out; None to use all rows.
         """
 
         def far(draws: list[list[Norms | None]]) -> torch.Tensor:

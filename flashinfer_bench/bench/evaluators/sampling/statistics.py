@@ -52,7 +52,12 @@ def measure_chances(quantiles: torch.Tensor) -> dict[str, float]:
 
 
 def measure_shares(lines: torch.Tensor, groups: tuple[int, int] = GROUPS) -> float:
-    """Test whether the groups of each line [lines, draws] have equal numbers of quantiles; return the p-value."""
+    """Test whether the quantiles of each line are uniform, by counts in groups of equal width; return the p-value.
+
+    Args:
+        lines: quantiles [lines, draws].
+        groups: numbers of groups to try.
+    """
     chances = []
     for most in groups:
         count = _group_count(lines.shape[1], most)

@@ -86,7 +86,7 @@ class WorkerExit:
     """Processes that the worker left running. The supervisor has killed them."""
     over_memory: bool
     over_machine: bool = False
-    """The worker was ended because the machine's memory filled up, and no process holds that memory."""
+    """The worker was ended because the machine's memory was full. The memory of all processes does not explain it."""
 
     def __str__(self) -> str:
         if self.over_memory:
@@ -403,8 +403,8 @@ class WorkerProcess:
     def pause(self) -> None:
         """Stop every process below the supervisor until the next request, including new processes.
 
-        A worker that uses a GPU is not stopped, since its work there would continue. A worker that starts processes
-        without end is ended, and the next request to it fails.
+        A worker that uses a GPU is not stopped, since its work there would continue. A worker that keeps starting
+        processes is ended, and the next request to it fails.
         """
         if self.clock.fills_queue or self._is_ending or self.supervisor_pid is None:
             return

@@ -96,11 +96,11 @@ class BatchOverhead:
     """Overhead of an empty batch, in nanoseconds."""
 
     request: float = 0.0
-    """Requests and answers, and the GPU's return to the worker."""
+    """Nanoseconds for requests and answers, and until the worker has the GPU again."""
     call: float = 0.0
     """Overhead of a call, per output of the call."""
     touch: float = 0.0
-    """The GPU's return to the session after an empty batch."""
+    """Nanoseconds until the session has the GPU again after an empty batch."""
 
     def near(self, least: BatchOverhead | None) -> BatchOverhead:
         """Return this overhead, limited to MARGIN times the least overhead in another worker."""
