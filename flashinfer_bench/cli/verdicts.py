@@ -75,6 +75,10 @@ PRINTED: Final = "printed_bytes"
 """Key in `extra` of a verdict whose solution printed in its calls."""
 
 
+_Columns = dict[str, str | Callable[[Any], str]]
+"""Columns of a table that can be added to; see `Cells`."""
+
+
 class Line(NamedTuple):
     """A line of a table of times by workload."""
 
@@ -136,8 +140,8 @@ def cut_reason(reason: str) -> str:
 
 def summary_cells(rows: Sequence[SummaryRow]) -> Cells:
     """Return the columns of a table with a row for each solution."""
-    own: dict[str, Callable[[Any], str]] = {
-        "Solution": lambda row: row.solution,
+    own: _Columns = {
+        "Solution": "{solution}",
         "#Passed": lambda row: f"{row.passed}/{row.judged + row.pending}" if row.judged else ABSENT,
     }
     if any(row.pending for row in rows):
@@ -148,10 +152,10 @@ def summary_cells(rows: Sequence[SummaryRow]) -> Cells:
 
 def best_cells(rows: Sequence[BestRow], names: Names) -> Cells:
     """Return the columns of a table with the best passing trace of each workload."""
-    own: dict[str, Callable[[Any], str]] = {"Workload": lambda row: names[row.definition, row.workload]}
+    own: _Columns = {"Workload": lambda row: names[row.definition, row.workload]}
     if not all("=" in names[row.definition, row.workload] for row in rows):
         own["Axes"] = lambda row: " ".join(f"{name}={size}" for name, size in row.axes.items()) or ABSENT
-    return _add_figures(rows, own | {"Solution": lambda row: row.solution})
+    return _add_figures(rows, own | {"Solution": "{solution}"})
 
 
 def render_summary(
@@ -193,11 +197,11 @@ def render_best(rows: Sequence[BestRow], names: Names, pick: Callable[[Cells], C
 
 def render_verdicts(rows: Sequence[WorkloadRow], names: Names, by: str) -> str:
     """Render a row for each verdict on one solution or one workload; `by` is "Workload" or "Solution"."""
-    own: dict[str, Callable[[Any], str]] = {
+    own: _Columns = {
         "Workload": lambda row: names[row.definition, row.workload],
-        "Solution": lambda row: row.solution,
+        "Solution": "{solution}",
     }
-    cells = dict(default_columns(_add_figures(rows, {by: own[by], "Status": lambda row: row.status})))
+    cells = dict(default_columns(_add_figures(rows, {by: own[by], "Status": "{status}"})))
     del cells["Definition"]
     if any(row.failures for row in rows):
         cells["Reason"] = lambda row: row.failures[0].reason if row.failures else ""
@@ -221,7 +225,7 @@ def make_grid(rows: Sequence[WorkloadRow], names: Names) -> tuple[Cells, list[Li
         down, column = reversed(pair) if is_turned else pair
         found.setdefault((down, row.hardware), {})[column] = row
     lines = [Line(*key, found[key]) for key in sorted(found, key=lambda key: (key[1], downs.index(key[0])))]
-    cells: dict[str, Callable[[Any], str]] = {"Workload" if is_turned else "Solution": attrgetter("name")}
+    cells: _Columns = {"Workload" if is_turned else "Solution": attrgetter("name")}
     for column in columns:
         cells[f"#{column}"] = partial(_time_in, column)
     if len({line.hardware for line in lines}) > 1:
@@ -279,8 +283,8 @@ def sol_notes(rows: Sequence[Any], cells: Cells) -> list[str]:
 def _add_figures(rows: Sequence[SummaryRow], own: Cells) -> Cells:
     """Return the columns of a table: the definition, then the columns of `own`, then the figures."""
     letters = _letters(_with_ties(rows))
-    cells: dict[str, str | Callable[[Any], str]] = {
-        "Definition": lambda row: row.definition,
+    cells: _Columns = {
+        "Definition": "{definition}",
         **own,
         "#Latency": lambda row: _latency(row) + _caveat_mark(row, row.latency_ms),
         "#Speed-up": lambda row: speedup_cell(row) + _caveat_mark(row, row.speedup),
