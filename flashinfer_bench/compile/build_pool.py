@@ -227,21 +227,18 @@ def describe(solution: Solution, build: Build, outcome: Outcome) -> Built:
     return Built(solution, artifact, error, build.seconds, build.was_cached)
 
 
-def build_solution(
-    solution: Solution, root: Path, *, target: BuildTarget | None = None, toolchain: Toolchain | None = None
-) -> Artifact:
+def build_solution(solution: Solution, root: Path, *, target: BuildTarget | None = None) -> Artifact:
     """Build one solution, or find its artifact in the cache.
 
     Args:
         root: the cache's folder.
         target: the target of the build; None for the default of a machine without a GPU.
-        toolchain: the toolchain of the build; None searches for it.
 
     Raises:
         BuildFailure: the solution is at fault.
         BuildFault: this machine is at fault.
     """
-    with BuildPool(root, target=target, toolchain=toolchain) as build_pool:
+    with BuildPool(root, target=target) as build_pool:
         built = next(build_pool.build_all([solution]))
     if built.artifact is None:
         assert built.error is not None  # a build has an artifact or an error

@@ -161,7 +161,8 @@ def _check_closely(left: torch.Tensor, right: torch.Tensor, tolerance: Tolerance
     if is_whole(left):
         score = torch.where(failed, error.clamp(min=2.0), 0.0)
     else:
-        score = torch.where(finite & ~error.isinf(), error / bounds_of(magnitude, tolerance), error)
+        scaled = (error / bounds_of(magnitude, tolerance)).clamp(max=torch.finfo(error.dtype).max)
+        score = torch.where(finite & ~error.isinf(), scaled, error)  # only nan and infinity are infinitely wrong
     both = (expected.isnan() & got.isnan()) | ((expected.abs() <= ZERO) & (got.abs() <= ZERO))
     worst, at = score.max(dim=0)
     figures = _Figures(
