@@ -21,6 +21,7 @@ from typing import Any, Final
 
 from flashinfer_bench.routines.case.spec import (
     BLACKWELL,
+    CAPABILITIES,
     DTYPES,
     FP8,
     GEFORCE,
@@ -276,8 +277,8 @@ RUBIN: Final = (*BLACKWELL, "10.7")
 LATE: Final = ("11.0", *GEFORCE)
 FROM_HOPPER: Final = (*HOPPER, *BLACKWELL, *LATE)
 FROM_AMPERE: Final = ("8.0", "8.6", "8.9", *FROM_HOPPER)
-FROM_ADA: Final = ("8.9", *HOPPER, *RUBIN, *LATE)
-FROM_RUBIN: Final = (*RUBIN, *LATE)
+FROM_ADA: Final = CAPABILITIES[3:]
+FROM_RUBIN: Final = CAPABILITIES[5:]
 CUTLASS: Final = {"cutlass": RUBIN}
 BF16: Final = {"cudnn": FROM_AMPERE, "cutlass": RUBIN, "auto": (*FROM_AMPERE, "10.7")}
 MM_BF16: Final = {

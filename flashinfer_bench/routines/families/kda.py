@@ -22,11 +22,9 @@ from flashinfer_bench.routines.case.spec import (
     whole,
     word,
 )
-from flashinfer_bench.routines.families.gdn import MISSING
+from flashinfer_bench.routines.families.gdn import MISSING, WIDTH
 
 BFLOAT16: Final = ("bfloat16",)
-WIDTH: Final = 128
-"""The head size of the kernel."""
 ABSENT: Final = ("flashinfer-decomp", "flashinfer-fused", "cutekda", "flash-kda")
 """Backends of FlashInfer's benchmark. The package of FlashInfer lacks their kernels."""
 FLAGS: Final = (

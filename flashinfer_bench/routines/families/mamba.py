@@ -11,7 +11,6 @@ from argparse import Namespace
 from typing import Final
 
 from flashinfer_bench.routines.case.spec import (
-    ALL,
     Case,
     Check,
     Routine,
@@ -26,6 +25,7 @@ from flashinfer_bench.routines.case.spec import (
     word,
 )
 from flashinfer_bench.routines.families.gdn import MISSING
+from flashinfer_bench.routines.families.gemm import FROM_AMPERE
 
 FLAGS: Final = (
     size("batch_size", "number of sequences"),
@@ -86,6 +86,6 @@ def make_update(args: Namespace) -> Case:
 ROUTINES: Final = (
     Routine(
         *("mamba", FLAGS, make_update, "selective_state_update", "state update of Mamba-2"),
-        support={"flashinfer": (*ALL[1:-1], "11.0", "12.0", "12.1"), "triton": ()},
+        support={"flashinfer": FROM_AMPERE, "triton": ()},
     ),
 )

@@ -201,6 +201,6 @@ ROUTINES: Final = (
         make_top_k_varlen,
         "top_k_varlen",
         "select the k largest of rows of several lengths",
-        {"radix_cutlass": CAPABILITIES, "radix": (*BLACKWELL, "10.7", "11.0", "12.0", "12.1"), "gvr": BLACKWELL},
+        {"radix_cutlass": CAPABILITIES, "radix": CAPABILITIES[5:], "gvr": BLACKWELL},
     ),
 )
