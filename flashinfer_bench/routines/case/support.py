@@ -19,12 +19,12 @@ NEEDS: Final[Mapping[str, tuple[str, str]]] = {
     "cudnn": ("cudnn", "nvidia-cudnn-frontend"),
     "cudnn-native": ("cudnn", "nvidia-cudnn-frontend"),
     **dict.fromkeys(
-        ("cute-dsl", "tgv", "b12x", "radix", "gvr", "cudsl", "prims-ts", "unified-cute-dsl"),
+        ("cute-dsl", "tgv", "b12x", "radix", "gvr", "cudsl", "prims-ts", "unified-cute-dsl", "gdn", "kda"),
         ("cutlass", "nvidia-cutlass-dsl"),
     ),
     "cutile": ("cuda.tile", "cuda-tile"),
 }
-"""Backend → the module that it imports, and the package with this module."""
+"""Backend, or a family of which every backend needs it → the module that is imported, and the package with this module."""
 PACKAGES: Final = (LIBRARY, "torch", "nvidia-cudnn-frontend", "nvidia-cutlass-dsl", "triton", "cupti-python")
 """Packages whose versions are in the JSON lines."""
 
@@ -62,7 +62,7 @@ def find_platform(device: str, capability: tuple[int, int] | None) -> Platform:
 def why_not(routine: Routine, backend: str, platform: Platform, case: Case) -> str | None:
     """Return why a backend cannot run a case here; None if the backend can."""
     subject = f"{backend} for routine {routine.name}"
-    module, package = NEEDS.get(backend, ("flashinfer", LIBRARY))
+    module, package = NEEDS.get(backend) or NEEDS.get(routine.family, ("flashinfer", LIBRARY))
     if backend == TORCH:
         return None
     if backend in case.refusals:

@@ -233,3 +233,9 @@ def test_outer_flags_hold_for_every_line_and_a_bad_line_costs_itself_alone(tmp_p
     }
     assert (found[2].args.num_iters, found[4].args.num_iters) == (9, 7)
     assert (found[2].args.case_tag, found[2].backends) == ("a # b", ["torch"])
+
+
+@pytest.mark.parametrize(("routine", "backend"), [("rmsnorm", "cute-dsl"), ("chunk_gated_delta_rule", "flashinfer")])
+def test_a_backend_that_lacks_its_package_is_skipped_with_the_package(routine, backend):
+    [request] = ask(f"--routine {routine} {SMALL[routine]} --backends {backend}", H200)
+    assert request.skipped[backend].endswith("needs nvidia-cutlass-dsl, which is not installed. Skipping.")
