@@ -24,7 +24,7 @@ NEEDS: Final[Mapping[str, tuple[str, str]]] = {
     ),
     "cutile": ("cuda.tile", "cuda-tile"),
 }
-"""Backend, or a family of which every backend needs it → the module that is imported, and the package with this module."""
+"""Backend, or a family whose backends all need it → the imported module, and the package with this module."""
 PACKAGES: Final = (LIBRARY, "torch", "nvidia-cudnn-frontend", "nvidia-cutlass-dsl", "triton", "cupti-python")
 """Packages whose versions are in the JSON lines."""
 
