@@ -94,8 +94,6 @@ class RunOutcome:
     """The results of a run so far."""
 
     plan: Plan
-    listed: Sequence[Job | AnyTrace] = ()
-    """All workloads of the run's definitions, so that a name distinguishes a workload from all others."""
     recorded: list[Trace] = field(default_factory=list)
     """Recorded verdicts of the jobs that a resumed run skipped."""
     judged: dict[JobNames, JobFinished] = field(default_factory=dict)
@@ -113,6 +111,8 @@ class RunOutcome:
     """Whether --fail-fast ended the run."""
     change: SaveChange | None = None
     """With --watch: the change since the previous save that passed."""
+    listed: Sequence[Job | AnyTrace] = ()
+    """All workloads of the run's definitions, so that a name distinguishes a workload from all others."""
 
     def stop(self) -> None:
         """Mark the run as stopped by a failure, and mark open jobs as not judged."""

@@ -279,7 +279,7 @@ def _judge(args: Namespace, trace_set: TraceSet, kept: Kept, history: SaveHistor
     about = [issue for issue in about if not any(map(issue.file.is_relative_to, roots))]
     errors = [one for one in (*about, *found) if one.severity == "error"]
     listed = [line for name in {job.definition.name for job in plan.jobs} for line in trace_set.workloads[name]]
-    outcome = RunOutcome(plan, listed, errors=list(map(str, errors)))
+    outcome = RunOutcome(plan, listed=listed, errors=list(map(str, errors)))
     skips = describe_skips(plan.skips)
     if args.strict and outcome.is_broken:
         raise Fault("\n".join(["--strict: nothing was run:", *outcome.errors, *skips]))

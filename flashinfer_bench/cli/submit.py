@@ -216,7 +216,7 @@ def _plan_outcome(client: Client, report: TaskReport, solution: Solution, asked:
         Job(index, definition, workload, named, config, {})
         for index, workload in enumerate(client.workloads(report.definition))
     ]
-    return RunOutcome(Plan(tuple(job for job in jobs if asked is None or job.workload.uuid in asked)), jobs)
+    return RunOutcome(Plan(tuple(job for job in jobs if asked is None or job.workload.uuid in asked)), listed=jobs)
 
 
 def _device_of(trace: Trace) -> Device:
