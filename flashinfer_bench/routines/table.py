@@ -41,6 +41,8 @@ FAMILIES: Final = (
 )
 ROUTINES: Final[Mapping[str, Routine]] = {one.name: one for family in FAMILIES for one in family.ROUTINES}
 
+ALL_NAMES: Final = "flashinfer-bench perf --help lists all routines"
+
 
 def find_routine(name: str) -> Routine:
     """Return the routine with this name.
@@ -49,6 +51,6 @@ def find_routine(name: str) -> Routine:
         UsageError: the name is unknown. The message has the nearest name.
     """
     if name not in ROUTINES:
-        hint = did_you_mean(name, ROUTINES) or f"; known: {', '.join(ROUTINES)}"
+        hint = did_you_mean(name, ROUTINES) or f"; {ALL_NAMES}"
         raise UsageError(f"unknown routine {name}{hint}")
     return ROUTINES[name]

@@ -22,7 +22,7 @@ from flashinfer_bench.cli.parser import (
 )
 from flashinfer_bench.errors import UsageError
 from flashinfer_bench.routines.case.spec import TORCH, Flag, Routine, from_zero, real, switch, whole, word
-from flashinfer_bench.routines.table import ROUTINES, find_routine
+from flashinfer_bench.routines.table import ALL_NAMES, ROUTINES, find_routine
 
 PROGRAM: Final = "flashinfer-bench perf"
 EXAMPLE: Final = "perf --routine rmsnorm --batch_size 32 --hidden_size 4096 --refcheck -vv"
@@ -164,7 +164,7 @@ def parse_case(argv: Sequence[str]) -> tuple[Routine, argparse.Namespace]:
     problems = describe_unknown_arguments(rest, make_parser(own)) if rest else []
     if routine is None:
         near = [line for line in problems if "did you mean" in line]
-        raise UsageError(" ".join([*near, f"--routine is missing; known: {', '.join(ROUTINES)}"]))
+        raise UsageError(" ".join([*near, f"--routine is missing; {ALL_NAMES}"]))
     missing = [f"--{flag.name}" for flag in own if flag.required and getattr(args, flag.name) is None]
     problems += [f"routine {routine.name} needs {', '.join(missing)}"] if missing else []
     args.backends = [routine.aliases.get(name, name) for name in args.backends]

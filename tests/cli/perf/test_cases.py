@@ -41,6 +41,7 @@ def test_the_table_has_the_routines_of_the_documents_and_all_are_in_the_sample()
 MISUSE = [
     ("", "perf needs a routine or a testlist: flashinfer-bench perf --routine NAME.*--testlist FILE.*--help"),
     ("--routin rmsnorm", "unknown flag --routin; did you mean --routine.* --routine is missing"),
+    ("--routine nothing", "unknown routine nothing; flashinfer-bench perf --help lists all routines"),
     ("--routine rmsnorm --batch_sise 4", "unknown flag --batch_sise; did you mean --batch_size.*(?s:.)*needs"),
     ("--testlist list.txt --hiden_size 4 --timeot=3", "unknown flag --timeot; did you mean --timeout"),
     ("--testlist list.txt --top_p nan", "--top_p: needs a finite number, not 'nan'"),
