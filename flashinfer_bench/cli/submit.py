@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from flashinfer_bench.base.printable import to_printable
-from flashinfer_bench.cli.args import refuse_unknown
 from flashinfer_bench.cli.drafts import describe_draft, read_hints
 from flashinfer_bench.cli.output import INTERRUPTED, one_interrupt, write_err, write_out
 from flashinfer_bench.cli.parser import QUIET_FLAG, SOURCE_FLAGS, Parser, add_flags, add_names
@@ -26,7 +25,7 @@ from flashinfer_bench.data import Solution, Trace
 from flashinfer_bench.data.json_utils import load_json_file
 from flashinfer_bench.data.store.drafts import DraftHints, read_draft
 from flashinfer_bench.data.workload import find_named
-from flashinfer_bench.errors import FlashInferBenchError, UsageError
+from flashinfer_bench.errors import DataSetError, FlashInferBenchError, UsageError
 from flashinfer_bench.serve.token_file import read_token
 
 if TYPE_CHECKING:  # the help does not import the engine
@@ -154,8 +153,12 @@ def _find_workloads(args: Namespace, client: Client, definition: str) -> list[st
         return None
     known = client.workloads(definition)
     found = {name: [one.uuid for one in find_named(name, known, lambda one: one)] for name in names}
-    refuse_unknown(("workload", [name for name in names if not found[name]], [one.uuid for one in known]))
-    return list(chain.from_iterable(found.values()))
+    if unknown := [name for name in names if not found[name]]:
+        has = ", ".join(one.uuid for one in known[:SHOWN_TASKS])
+        raise DataSetError(
+            f"--workloads: {definition} has no workload {', '.join(unknown)} on the server; it has {has}"
+        )
+    return list(dict.fromkeys(chain.from_iterable(found.values())))
 
 
 def _wait_for_start(client: Client, task: str, *, is_quiet: bool) -> float:
@@ -196,10 +199,13 @@ def _follow(client: Client, task: str, outcome: RunOutcome, progress: RunProgres
 
 def _poll(client: Client, task: str) -> Iterator[TaskReport]:
     """Yield the task after each verdict, and at its end."""
+    seen: set[str] = set()
     with suppress(ServerFault):  # a broken stream loses nothing, since the ended task has all verdicts
         for event in client.events(task):
-            if event["event"] == "verdict":
-                yield client.task(task)
+            if event["event"] == "verdict" and event["workload_uuid"] not in seen:
+                report = client.task(task)
+                seen |= {trace.workload.uuid for trace in report.traces}
+                yield report
     yield client.wait(task)
 
 

@@ -147,7 +147,7 @@ def ratio_of_pairs(logs: Sequence[float], level: float | None = None, *, is_stea
     """
     count = len(logs)
     if count < 2:
-        return Ratio(fmean(logs), None, pairs=count)
+        return Ratio(fmean(logs), None, pairs=count, is_steady=is_steady)
     error = sqrt(variance(logs) / (count if is_steady else 1))
     half = student_quantile(level or level_at(count), count - 1) * error
     return Ratio(fmean(logs), half, error, count - 1, count, is_steady)
@@ -162,14 +162,14 @@ def join_ratios(ratios: Sequence[Ratio]) -> Ratio:
     if len(ratios) == 1:
         return ratios[0]
     mean = fmean(one.log_mean for one in ratios)
-    pairs = sum(one.pairs for one in ratios)
+    pairs, is_steady = sum(one.pairs for one in ratios), all(one.is_steady for one in ratios)
     if any(one.log_half is None for one in ratios):
-        return Ratio(mean, None, pairs=pairs)
+        return Ratio(mean, None, pairs=pairs, is_steady=is_steady)
     parts = [(max(one.error, LEAST_ERROR) / len(ratios)) ** 2 for one in ratios]
     total = sum(parts)
     freedom = total**2 / sum(part**2 / one.freedom for part, one in zip(parts, ratios, strict=True))
     half = student_quantile(level_at(max(one.pairs for one in ratios)), freedom) * sqrt(total)
-    return Ratio(mean, half, sqrt(total), freedom, pairs, all(one.is_steady for one in ratios))
+    return Ratio(mean, half, sqrt(total), freedom, pairs, is_steady)
 
 
 @dataclass(frozen=True)

@@ -159,6 +159,11 @@ def test_float32_values_in_an_output_of_two_bytes_are_named_and_are_no_overflow(
     got.flatten()[0] = NAN
     problem = describe_problem(compare(expected, got, USUAL), expected, got)
     assert ("(got has the bytes of float32 values); worst at [0, 0]" in problem, "overflow" in problem) == (True, False)
+    small = (torch.randn(64, 64, generator=torch.Generator().manual_seed(1)) * 0.003).half()
+    assert describe_pattern(small, small * 100, USUAL) == "got is expected times 100"
+    same = torch.full((8, 64), 1 / 64).bfloat16()
+    changed = same.index_fill(1, torch.arange(0, 64, 2), 1.0)
+    assert describe_pattern(same, changed, USUAL) == "only every 2nd column, from 0"
 
 
 # Patterns of wrong outputs.
