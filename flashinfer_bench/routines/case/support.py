@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib import metadata, util
+from importlib import metadata
 from typing import Final
 
 from flashinfer_bench.base.install import install_hint
+from flashinfer_bench.compile.requirements import is_installed
 from flashinfer_bench.roofline.cost import size_of
 from flashinfer_bench.routines.case.spec import HOPPER, TORCH, Case, Routine
 
@@ -55,7 +56,7 @@ def find_platform(device: str, capability: tuple[int, int] | None) -> Platform:
         device=device,
         capability=None if capability is None else f"{capability[0]}.{capability[1]}",
         versions={name: version for name in PACKAGES if (version := _version(name)) is not None},
-        modules=frozenset(name for name in wanted if util.find_spec(name.partition(".")[0]) and util.find_spec(name)),
+        modules=frozenset(filter(is_installed, wanted)),
     )
 
 

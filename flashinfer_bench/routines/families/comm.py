@@ -47,7 +47,7 @@ FUSION_FLAGS: Final = (
 )
 OPERATIONS: Final = ("ALLREDUCE_ALLGATHER", "REDUCESCATTER_ALLREDUCE", "ALLREDUCE", "ALLGATHER", "REDUCESCATTER")
 MIXED_FLAGS: Final = (
-    size("local_bs_list", "tokens of a rank, several with commas"),
+    size("local_bs_list", "tokens of a rank; 2,4 on the command line: a case for each"),
     size("hidden_size", "hidden size"),
     word("dtype", "dtype of the tokens", None, HALF, required=True),
     size("local_tp_size", "ranks of a node whose tokens are added up"),
