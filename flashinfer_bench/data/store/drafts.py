@@ -8,7 +8,7 @@ that gives the information.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import Parameter, Signature
 from pathlib import Path, PurePosixPath
@@ -137,13 +137,15 @@ def _make(path: Path, sources: dict[str, str], definitions: Mapping[str, Definit
     engine = next(filter(None, map(find_engine, sources.keys(), sources.values())), None)
     if hints.entry is None and engine is not None:
         symbol = ENGINES[engine][0]
-        chosen = hints.definition or find_by_file(words, definitions)
         runs = [
             signatures
             for file, text in sources.items()
             for name, signatures in _list_functions(file, text).items()
             if name in (ENTRY_NAME, PurePosixPath(file).stem) and name != symbol
         ]
+        taking = {name: item for name, item in definitions.items() if takes(item, engine)}
+        by_name, _ = _named_by(words, definitions if runs else taking)  # a file with `run` may be for any definition
+        chosen = hints.definition or find_by_file(words, definitions) or (by_name if by_name in taking else None)
         chosen = chosen or _find_definition(symbol, set().union(*runs), words, definitions)[0]
         _check_name(chosen, definitions)
         if not runs or takes(definitions[chosen], engine):
@@ -296,10 +298,9 @@ def _find_definition(
     ]
     if len(fitting) == 1:
         return fitting[0], "by its parameters"
-    for word in words:
-        named = _named_by(word, fitting or definitions)
-        if named is not None:
-            return named, f"by the name {word!r}"
+    named, word = _named_by(words, fitting or definitions)
+    if named is not None:
+        return named, f"by the name {word!r}"
     if len(definitions) == 1:
         return next(iter(definitions)), "the only one"
     why = f"no definition of the set has the parameters of {entry}"
@@ -308,13 +309,16 @@ def _find_definition(
     raise DataSetError(f"{why}; name the definition: --definition NAME")
 
 
-def _named_by(word: str, names: Iterable[str]) -> str | None:
-    """Return the longest definition name in the name of a file or folder; None without a match, or if two matches have
-    the same length."""
-    plain = _plain(word)
-    found = [name for name in names if _plain(name) == plain or (len(name) >= LEAST_NAME and _plain(name) in plain)]
-    longest = [name for name in found if len(name) == max(map(len, found))]
-    return longest[0] if len(longest) == 1 else None
+def _named_by(words: Sequence[str], names: Collection[str]) -> tuple[str | None, str]:
+    """Return the longest definition name in the first word that contains one, and the word. A word with two longest
+    names is skipped."""
+    for word in words:
+        plain = _plain(word)
+        found = [name for name in names if _plain(name) == plain or (len(name) >= LEAST_NAME and _plain(name) in plain)]
+        longest = [name for name in found if len(name) == max(map(len, found))]
+        if len(longest) == 1:
+            return longest[0], word
+    return None, ""
 
 
 def _plain(name: str) -> str:

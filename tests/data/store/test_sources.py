@@ -86,7 +86,8 @@ def test_nothing_is_unpacked_over_other_files_or_over_the_manifest(tmp_path):
 
 
 ADD = make_definition("add_n", inputs={"a": "float32[n]", "b": "float32[n]"}, reference="def run(a, b): return a + b\n")
-SETS = {item.name: item for item in (make_definition(), make_definition("double_again"), ADD)}
+TASK = make_definition("task_scale", inputs={"x": "float32[n]", "s": "float32"}, tags=["source:gpumode"])
+SETS = {item.name: item for item in (make_definition(), make_definition("double_again"), ADD, TASK)}
 TWO = "def one(x): pass\ndef two(x): pass\n"
 KERNEL = "import triton\n@triton.jit\ndef kernel(p): pass\ndef add(a, b): return a + b\n"
 GO = "// run(q)\nvoid go(ffi::TensorView a, const at::Tensor& b = x) {}\n"
@@ -104,6 +105,10 @@ FOUND = {
     "torch": ("x.cpp", f'{GO}PYBIND11_MODULE(X, m) {{ m.def("run", &go); }}', {}, "add_n run cpp"),
     "name of another engine": ("v2.py", OF_ENGINE + "def run(a, b): ...\n", {}, "add_n run python"),
     "name of another engine, given": ("v2.py", OF_ENGINE + DOUBLE, {"definition": "double"}, "double run python"),
+    "helper named run": ("task_scale.py", OF_ENGINE + "def run(a, b): ...\n", {}, "task_scale run python"),
+    "helper in a folder": ("task_scale/v2.py", OF_ENGINE + "def run(a, b): ...\n", {}, "task_scale run python"),
+    "run in such a folder": ("task_scale/add_n.py", OF_ENGINE + "def run(a, b): ...\n", {}, "add_n run python"),
+    "name of the engine alone": ("task_scale/add_n.py", OF_ENGINE, {}, "task_scale run python"),
     "import of such a name": ("add.py", "from x import ModelNew\ndef add(a, b): ...\n", {}, "add_n add python"),
     "given": ("v2.py", TWO, {"definition": "double", "entry": "two", "language": "triton"}, "double two triton"),
 }
@@ -120,7 +125,8 @@ def draft(tmp_path, name, text, hints):
 def test_what_a_draft_does_not_say_is_found_out(tmp_path, name, text, hints, found):
     solution = draft(tmp_path, name, text, hints)
     assert f"{solution.definition} {solution.get_entry_symbol()} {solution.spec.language.value}" == found
-    assert (solution.name, solution.spec.declared_style) == (Path(name).stem, None)
+    is_of_engine = SETS[solution.definition] is TASK
+    assert (solution.name, solution.spec.declared_style) == (Path(name).stem, False if is_of_engine else None)
 
 
 @pytest.mark.parametrize(
