@@ -7,10 +7,13 @@ import json
 import shlex
 import shutil
 from argparse import Namespace
+from hashlib import sha256
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from flashinfer_bench.base.files.held_folders import temporary_folder
+from flashinfer_bench.base.files.trees import remove_tree
 from flashinfer_bench.cli.output import write_err
 from flashinfer_bench.cli.parser import PROGRAM, SOURCE_FLAGS, Parser, add_flags, add_format, add_local, add_names
 from flashinfer_bench.cli.settings import add_settings
@@ -19,8 +22,8 @@ from flashinfer_bench.errors import DataSetError, UsageError
 if TYPE_CHECKING:
     from flashinfer_bench.data import Trace
 
-ENTRIES: Final = 10
-"""Files and folders in a dump."""
+DIGESTS: Final = "digests.json"
+"""File of a dump that has the digests of the other files."""
 
 
 def declare_repro(parser: Parser) -> None:
@@ -94,9 +97,21 @@ def execute(args: Namespace) -> int:
             write_err(f"warning: {job.solution.name} has changed since it was judged; its present source is called")
     name = args.dump or f"repro-{path_part(job.solution.name)}-{path_part(job.workload.uuid)}"
     find_output(name, args)  # refuses links in a set
-    folder = _make_folder(name)
+    folder = Path(name)
     args.config = args.config and str(Path(args.config).absolute())  # the script starts the judge in its own folder
-    evaluation = reproduce(engine, job, folder, write_err, settings=setting_words(args))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        _refuse_edited(folder)
+        with temporary_folder("repro", folder.resolve().parent) as staging:
+            evaluation = reproduce(engine, job, staging, write_err, settings=setting_words(args))
+            (staging / DIGESTS).write_bytes(_digest_files(staging))
+            _refuse_edited(folder)  # it may have been edited during the run
+            for path in folder.iterdir():
+                remove_tree(path)
+            for path in staging.iterdir():
+                shutil.move(path, folder)
+    except OSError as error:
+        raise UsageError(f"--dump: {folder}: {error.strerror or error}") from error
     found = (folder / "map.txt").read_text(encoding="utf-8")
     names = {"definition": job.definition.name, "solution": job.solution.name, "workload": job.workload.uuid}
     status = evaluation.status.value
@@ -137,24 +152,18 @@ def _read_recorded(args: Namespace) -> list[Trace]:
     return [chosen]
 
 
-def _make_folder(name: str) -> Path:
-    folder = Path(name)
-    try:
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            if not _is_unchanged_dump(folder):
-                raise DataSetError(f"{folder} is there, and was edited or is no dump; name another folder with --dump")
-            shutil.rmtree(folder)
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"--dump: {folder}: {error.strerror}") from error
-    return folder
+def _refuse_edited(folder: Path) -> None:
+    """Raise an error unless the folder is empty, or a dump in which nothing was changed, added or removed."""
+    file = folder / DIGESTS
+    if file.read_bytes() != _digest_files(folder) if file.exists() else any(folder.iterdir()):
+        raise DataSetError(f"{folder} is there, and was edited or is no dump; name another folder with --dump")
 
 
-def _is_unchanged_dump(folder: Path) -> bool:
-    """Return whether this command wrote the folder, and no source is changed and no file is added."""
-    try:
-        sources = json.loads((folder / "call.json").read_text(encoding="utf-8"))["sources"]
-        same = all((folder / "solution" / path).read_text(encoding="utf-8") == sources[path] for path in sources)
-        return same and len([*folder.iterdir()]) == ENTRIES
-    except (OSError, ValueError, KeyError):
-        return False
+def _digest_files(folder: Path) -> bytes:
+    """Return the digests of a dump's files as JSON, without Python's caches. Folders have none."""
+    digests = {
+        str(name): path.is_file() and sha256(path.read_bytes()).hexdigest()
+        for path in folder.rglob("*")
+        if "__pycache__" not in (name := path.relative_to(folder)).parts and path != folder / DIGESTS
+    }
+    return json.dumps(digests, sort_keys=True).encode()

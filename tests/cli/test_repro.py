@@ -12,9 +12,10 @@ from safetensors.torch import load_file, save_file
 
 from flashinfer_bench.bench.evaluators.compare.tolerance import Tolerance
 from flashinfer_bench.cli.main import cli as main
+from flashinfer_bench.errors import Fault
 from flashinfer_bench.examine.repro import standalone
 from flashinfer_bench.examine.repro.capture import draw_map
-from tests.cli.fake_engine import write_small_set
+from tests.cli.fake_engine import FakeEngine, write_small_set
 from tests.kit import make_definition, make_solution, make_trace, make_workload, write_trace_set
 
 EVALUATOR = """
@@ -57,6 +58,59 @@ def test_a_job_whose_solution_is_not_in_the_set_needs_the_submitted_file(tmp_pat
 def test_sizes_that_name_several_workloads_are_refused(tmp_path, capsys):
     assert main(["repro", "other", "n=8", "--local", str(write_small_set(tmp_path)), "--devices", "cpu"]) == 2
     assert "'n=8' names several workloads: w0, w1; give one of them" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("command", "dump", "code"),
+    [
+        ("true", "why", 0),
+        ("true", ".", 0),
+        ("true", "link", 0),
+        ("mkdir why/solution/__pycache__; touch why/solution/__pycache__/main.pyc", "why", 0),
+        ("echo >> why/map.txt", "why", 2),
+        ("printf 'pass\n' > why/solution/main.py", "why", 2),  # as text, its lines are the same
+        ("touch why/solution/notes", "why", 2),
+        ("mkdir why/notes", "why", 2),
+        ("ln -s .. why/notes", "link", 2),
+        ("rm why/map.txt", "why", 2),
+        ("echo [ > why/digests.json", "why", 2),
+        ("rm why/digests.json", "why", 2),
+        ("rm -r why; echo > why", "why", 2),
+        ("true", "fails", 1),
+        ("true", "edits", 2),
+    ],
+)
+def test_only_an_unchanged_dump_is_replaced_and_only_by_a_whole_one(command, dump, code, tmp_path, monkeypatch, capsys):
+    def write_dump(_engine, _job, folder, *_, **__):
+        (folder / "solution").mkdir()
+        (folder / "solution" / "main.py").write_bytes(b"pass\r\n")
+        (folder / "map.txt").write_text(call)
+        if call == "fails":
+            raise Fault("not judged")
+        if call == "edits":
+            (why / "map.txt").write_text("mine")
+        return make_trace().evaluation
+
+    def start(dump):
+        return main(["repro", "other", "w0", "--local", str(root), "--devices", "cpu", "--dump", dump])
+
+    def read_files():
+        return {path: path.is_file() and path.read_bytes() for path in tmp_path.rglob("*")}
+
+    root, why, call = write_small_set(tmp_path / "set"), tmp_path / "why", "first"
+    monkeypatch.setattr("flashinfer_bench.bench.benchmark.Benchmark", FakeEngine)
+    monkeypatch.setattr("flashinfer_bench.examine.repro.start.reproduce", write_dump)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "link").symlink_to(why)
+    assert start("why") == 0
+    subprocess.run(command, shell=True, check=True)
+    before, call = read_files(), dump
+    if dump == ".":
+        monkeypatch.chdir(why)
+    assert start("why" if dump in ("fails", "edits") else dump) == code, capsys.readouterr().err
+    changed = {path.name for path, _ in before.items() ^ read_files().items() if "__pycache__" not in path.parts}
+    mine = {"map.txt"} if dump == "edits" else set()
+    assert changed == (mine if code else {"map.txt", "digests.json"})
 
 
 @pytest.mark.cpu
