@@ -42,6 +42,10 @@ REFUSED = {
     "unchecked": (PLAIN._replace(check=""), "its reference has no check_implementation"),
     "alike": (PLAIN._replace(generate="return {'a-b': draw(seed, n), 'a_b': draw(seed, n)}"), "make one name"),
     "module": (PLAIN._replace(generate="return torch.nn.Linear(n, n)"), "data is a Linear with tensors"),
+    "nested": (
+        PLAIN._replace(generate="x = [type('Outer', (), {'__slots__': 'x'})()]; x[0].x = [draw(seed, n)]; return x"),
+        "data_0 is a Outer with tensors",
+    ),
     "absent": (PLAIN._replace(head="import aiter_of_nobody\n" + HEAD), "No module named 'aiter_of_nobody'"),
     "ends": (PLAIN._replace(head="import os\nos._exit(3)"), "its code ended the process with exit code 3"),
     "no_case": (PLAIN._replace(tests=[{"m": 3}]), "generate_input() got an unexpected keyword argument 'm'"),
@@ -90,6 +94,29 @@ def test_a_problem_that_cannot_be_carried_over_is_named_with_the_reason(tmp_path
     reasons = {issue.file.parent.name: issue.text for issue in found.issues if issue.file.name == "task.yml"}
     assert list(found.definitions) == ["good", "objects"]
     assert {name: reason for name, (_, reason) in REFUSED.items() if reason not in reasons[name]} == {}
+
+
+@pytest.mark.cpu
+def test_cases_are_one_definition_only_if_their_objects_have_the_same_state(tmp_path: Path) -> None:
+    numbers = {
+        "[object(), draw, torch.float32, Slots(5)]": 1,
+        "Slots(scale)": 2,
+        "Slots([Slots({'scale': scale})])": 2,
+        "(lambda: scale)": 4,
+        "Slots(one for one in [scale])": 4,
+    }
+    tests, benchmarks = ([{"n": n, "scale": scale, "seed": 1} for n in (4, 8)] for scale in (2, 3))
+    problem = PLAIN._replace(
+        arguments="n: int, scale: int, seed: int",
+        head=f"{HEAD}\nclass Slots:\n    __slots__ = 'x'\n    def __init__(self, x):\n        self.x = x\n",
+        reference="return data[0] + 1",
+        tests=tests,
+        benchmarks=benchmarks,
+    )
+    changed = {f"p{at}": problem._replace(generate=f"return draw(seed, n), {text}") for at, text in enumerate(numbers)}
+    write_problems(tmp_path, changed)
+    owners = [name.partition("_")[0] for name in read_folder(tmp_path, GpuMode()).definitions]
+    assert {text: owners.count(f"p{at}") for at, text in enumerate(numbers)} == numbers
 
 
 @pytest.mark.cpu

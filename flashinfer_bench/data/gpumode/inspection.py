@@ -3,13 +3,16 @@
 the problem: {"files": {module: text}, "cases": [{argument: value}]}
 the answer: {"cases": [facts]}
 facts: {"form": {"inputs": {name: dtype}, "outputs": {name: dtype}, "orders", "homes": as in `block.py`},
-        "shapes": {name: shape, null for a number}, "others": text of the other values,
+        "shapes": {name: shape, null for a number}, "others": digest of the other values,
         "strided": [inputs that are parts of larger tensors]}
 """
 
 from __future__ import annotations
 
-import re
+import hashlib
+import io
+import pickle
+from types import FunctionType, ModuleType
 from typing import Any, Final
 
 import torch
@@ -37,13 +40,7 @@ def _inspect_case(one: Any, mode: Any, case: dict[str, Any]) -> dict[str, Any]:
     if len(parts) < structure.num_leaves:
         raise Unsupported("several keys of its data make one name, as a-b and a_b do")
     inputs = {name: value for name, value in parts.items() if type(value) in NUMBERS or _is_tensor(value)}
-    others = {name: getattr(value, "__dict__", value) for name, value in parts.items() if name not in inputs}
-    for name, state in others.items():
-        if isinstance(parts[name], torch.nn.Module) or (
-            isinstance(state, dict) and any(map(_is_tensor, state.values()))
-        ):
-            kind = type(parts[name]).__name__
-            raise Unsupported(f"{name} is a {kind} with tensors; tensors have to be in tuples, lists and dicts")
+    others = [_digest(name, value, case) for name, value in parts.items() if name not in inputs]
     if not any(map(_is_tensor, inputs.values())):
         raise Unsupported("its data has no tensor")
     # The filling is a tensor's first write. After a second write, the problem has set the values.
@@ -74,8 +71,33 @@ def _inspect_case(one: Any, mode: Any, case: dict[str, Any]) -> dict[str, Any]:
     }
     inputs, outputs = ({name: described[name][1] for name in side} for side in (inputs, outputs))
     form = {"inputs": inputs, "outputs": outputs, "orders": orders, "homes": homes}
-    text = re.sub(" at 0x[0-9a-f]+", "", f"{structure} {list(others.values())}")
-    return {"form": form, "shapes": shapes, "strided": strided, "others": text}
+    return {"form": form, "shapes": shapes, "strided": strided, "others": f"{structure} {others}"}
+
+
+class _StatePickler(pickle.Pickler):
+    """Writes the state of a value with all objects in it. Functions, classes and modules count by their address."""
+
+    owner = ""
+    kept: Final = list[Any]()  # no later object gets the address of one of these
+
+    def persistent_id(self, value: Any) -> int | None:
+        if isinstance(value, (torch.Tensor, torch.nn.Module)):
+            raise Unsupported(f"{self.owner} with tensors; tensors have to be in tuples, lists and dicts")
+        if isinstance(value, (FunctionType, ModuleType, type)):
+            self.kept.append(value)
+            return id(value)
+        return None
+
+
+def _digest(name: str, value: Any, case: dict[str, Any]) -> str:
+    """Return a digest of a value's state. If Python cannot pickle the value, no other case has its digest."""
+    pickler = _StatePickler(state := io.BytesIO())
+    pickler.owner = f"{name} is a {type(value).__name__}"
+    try:
+        pickler.dump(value)
+    except (AttributeError, RuntimeError, TypeError, pickle.PicklingError):
+        return repr(case)
+    return hashlib.sha256(state.getvalue()).hexdigest()
 
 
 def _is_tensor(value: Any) -> bool:
