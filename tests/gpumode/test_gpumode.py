@@ -167,13 +167,26 @@ def test_outputs_are_not_wrong_if_the_device_of_their_check_fails(raised: str, i
         assert "check_implementation raises" in problem.check_outputs(values, values)
 
 
-@pytest.mark.parametrize(("device", "modes"), [("", 0), (", device='cuda'", 1)])
-def test_on_a_cpu_a_kernel_that_names_cuda_runs_there(tmp_path: Path, device: str, modes: int) -> None:
-    path = tmp_path / "mine.py"
-    number = "float(torch._C._len_torch_function_stack())"
-    text = f"def custom_kernel(data):\n    return torch.full((4,), {number}{device})\n"
-    path.write_text(f"import torch\ngenerate_input = len\n{text}")
-    assert make_problem("return ''").bind_solution(str(path))(torch.ones(4))[0].tolist() == [modes] * 4
+@pytest.mark.parametrize(
+    "kernel",
+    [
+        "torch.full((4,), count())",
+        "torch.full((4,), count(), device='cuda')",
+        "utils.full(count())",
+        "torch.full((4,), count() * isinstance(torch.Generator('cuda'), torch.Generator))",
+        "torch.compile(lambda x: x ** 0 * torch.ones(4, device='cuda'), backend='eager', fullgraph=True)(data)",
+    ],
+)
+def test_on_a_cpu_reference_and_submission_run_in_the_same_mode_with_cuda_as_the_cpu(
+    tmp_path: Path, kernel: str
+) -> None:
+    problem, path = make_problem("return ''"), tmp_path / "mine.py"
+    problem.files["utils"] = "import torch\ndef full(value):\n    return torch.full((4,), value, device='cuda')\n"
+    head = "import torch\nimport utils\ndef count():\n    return float(torch._C._len_torch_function_stack())\n"
+    path.write_text(f"{head}def custom_kernel(data):\n    return {kernel}\n")
+    problem.files["reference"] += f"{head}def ref_kernel(data):\n    return {kernel}\n"
+    found = [run(torch.ones(4))[0].tolist() for run in (problem.run, problem.bind_solution(str(path)))]
+    assert found == [[1] * 4] * 2
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ order of the memory, so a transposed tensor is rebuilt as a view.
 
 import builtins as _builtins
 import copy as _copy
-import functools as _functools
 import inspect as _inspect
 import linecache as _linecache
 import random as _random
@@ -24,6 +23,12 @@ from typing import Any as _Any
 import torch as _torch
 from torch.overrides import TorchFunctionMode as _TorchFunctionMode
 from torch.utils import _pytree
+
+
+def _move(value: _Any) -> _Any:
+    """Return the CPU for a CUDA device, and other values unchanged."""
+    is_cuda = isinstance(value, (str, _torch.device)) and str(value).partition(":")[0] == "cuda"
+    return "cpu" if is_cuda else value
 
 
 class _Mode(_TorchFunctionMode):
@@ -42,7 +47,7 @@ class _Mode(_TorchFunctionMode):
 
     def __enter__(self) -> _Any:
         if self.is_cpu:
-            _torch.Generator = lambda device="cpu": self.generator(self.move(device))  # type: ignore[misc, assignment]
+            _torch.Generator = _CpuGenerator("Generator", (), {})  # type: ignore[misc, assignment]
         return super().__enter__()  # type: ignore[no-untyped-call]
 
     def __exit__(self, *exc_info: object) -> None:
@@ -53,8 +58,8 @@ class _Mode(_TorchFunctionMode):
         if self.is_cpu:
             if func is _torch.Tensor.cuda:
                 return args[0]
-            args = map(self.move, args)
-            kwargs = {name: self.move(value) for name, value in (kwargs or {}).items()}
+            args = map(_move, args)
+            kwargs = {name: _move(value) for name, value in (kwargs or {}).items()}
         result = func(*args, **(kwargs or {}))
         if self.unset is not None and func in self.makers:
             is_byte = result.element_size() == 1 and result.dtype is not _torch.bool
@@ -62,11 +67,15 @@ class _Mode(_TorchFunctionMode):
             self.unset.append(result)
         return result
 
-    @staticmethod
-    def move(value: _Any) -> _Any:
-        """Return the CPU for a CUDA device, and other values unchanged."""
-        is_cuda = isinstance(value, (str, _torch.device)) and str(value).partition(":")[0] == "cuda"
-        return "cpu" if is_cuda else value
+
+class _CpuGenerator(type):
+    """Stands for `torch.Generator`, and takes the device `cuda` as the CPU."""
+
+    def __call__(cls, device: _Any = "cpu") -> _torch.Generator:
+        return _Mode.generator(_move(device))
+
+    def __instancecheck__(cls, value: object) -> bool:
+        return isinstance(value, _Mode.generator)
 
 
 class GpuModeProblem:
@@ -152,15 +161,8 @@ class GpuModeProblem:
     def call(self, module: _Any, kernel: str, values: _Any) -> _Any:
         """Return name → output of a module's kernel, and their structure. On the CPU, its device `cuda` is the CPU."""
         data, device = self.make_data(values), self.find_device(values)
-        with _Mode(device) if device.type == "cpu" and self.names_cuda(module) else _nullcontext():
+        with _Mode(device) if device.type == "cpu" else _nullcontext():
             return self.flatten(getattr(module, kernel)(data), "output")
-
-    @staticmethod
-    @_functools.cache
-    def names_cuda(module: _Any) -> bool:
-        """Return whether a module has the word `cuda` outside of `generate_input`."""
-        maker = getattr(vars(module).get("generate_input"), "__code__", None)
-        return "cuda" in _inspect.getsource(module).replace(_inspect.getsource(maker) if maker else "", "")
 
     def run(self, *values: _Any) -> _Any:
         """Call the reference."""
