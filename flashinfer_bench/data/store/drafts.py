@@ -8,7 +8,7 @@ that gives the information.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import Parameter, Signature
 from pathlib import Path, PurePosixPath
@@ -143,14 +143,15 @@ def _make(path: Path, sources: dict[str, str], definitions: Mapping[str, Definit
             for name, signatures in _list_functions(file, text).items()
             if name in (ENTRY_NAME, PurePosixPath(file).stem) and name != symbol
         ]
-        taking = {name: item for name, item in definitions.items() if takes(item, engine)}
-        by_name, _ = _named_by(words, definitions if runs else taking)  # a file with `run` may be for any definition
-        chosen = hints.definition or find_by_file(words, definitions) or (by_name if by_name in taking else None)
-        chosen = chosen or _find_definition(symbol, set().union(*runs), words, definitions)[0]
+        taking = [name for name, item in definitions.items() if takes(item, engine)]
+        possible = definitions if runs else taking  # a file with `run` may be for any definition
+        chosen = hints.definition or find_by_file(words, definitions) or _named_by(words, possible)[0]
+        if chosen != hints.definition and chosen not in taking:
+            chosen, _ = _find_definition(symbol, set().union(*runs), words, definitions)
         _check_name(chosen, definitions)
-        if not runs or takes(definitions[chosen], engine):
-            solution = make_solution(words[0], hints.author, sources, definitions[chosen], language)
-            solution = solution.model_copy(update={"description": DRAFT_DESCRIPTION})
+        if not runs or chosen in taking:
+            made = make_solution(words[0], hints.author, sources, definitions[chosen], language)
+            solution = made.model_copy(update={"description": DRAFT_DESCRIPTION})
             return Draft(solution, path, f"{path}: {language.value}, {symbol}, of {chosen}", False)
     entry_file = given_file or _find_entry_file(language, sources)
     if entry_file not in sources:
@@ -171,8 +172,7 @@ def _make(path: Path, sources: dict[str, str], definitions: Mapping[str, Definit
         )
     except ValidationError as error:
         raise DataSetError(f"{path} makes no solution: {error}") from None
-    problems = check_entry(solution) if hints.entry else []
-    if problems:
+    if hints.entry and (problems := check_entry(solution)):
         raise DataSetError(f"--entry: {problems[0]}")
     reported = f"{path}: {language.value}, {solution.spec.entry_point}, of {definition} ({reason})"
     return Draft(solution, path, reported, False)
@@ -299,7 +299,7 @@ def _find_definition(
     if len(fitting) == 1:
         return fitting[0], "by its parameters"
     named, word = _named_by(words, fitting or definitions)
-    if named is not None:
+    if named:
         return named, f"by the name {word!r}"
     if len(definitions) == 1:
         return next(iter(definitions)), "the only one"
@@ -309,16 +309,16 @@ def _find_definition(
     raise DataSetError(f"{why}; name the definition: --definition NAME")
 
 
-def _named_by(words: Sequence[str], names: Collection[str]) -> tuple[str | None, str]:
-    """Return the longest definition name in the first word that contains one, and the word. A word with two longest
-    names is skipped."""
+def _named_by(words: Sequence[str], names: Iterable[str]) -> tuple[str, str]:
+    """Return the longest definition name in the first word that contains one, and the word; two empty texts without a
+    match. A word with two longest names is skipped."""
     for word in words:
         plain = _plain(word)
         found = [name for name in names if _plain(name) == plain or (len(name) >= LEAST_NAME and _plain(name) in plain)]
         longest = [name for name in found if len(name) == max(map(len, found))]
         if len(longest) == 1:
             return longest[0], word
-    return None, ""
+    return "", ""
 
 
 def _plain(name: str) -> str:
