@@ -135,6 +135,9 @@ def test_a_model_new_is_a_solution_of_the_task_that_its_name_or_the_user_names(t
     write_trace_set(tasks, traces=[make_trace(definition=name, workload=make_workload("of_fp32"))])
     found = read_folder(tasks, KernelBench("bf16"))
     assert (list(found.definitions), list(found.traces[name])) == ([name], [])
+    assert [(one.severity, one.reason.partition(", ")[0], one.reason[-3:]) for one in found.issues] == [
+        ("warning", "traces of workloads that the problems lack", ": 1")
+    ]
     assert found.definitions[name].inputs["mix__weight"].dtype == "bfloat16"
     assert found.workloads[name][0].workload.tolerance.max_atol == 1e-2
     assert [item.author for item in found.solutions[name]] == ["right", "wrong"]

@@ -100,9 +100,13 @@ def read_folder(root: Path, engine: Engine) -> TraceSet:
                 raise DataSetError(facts["refused"])
             for raw, workloads in list(engine.make(file, problem, facts, block, issues)):
                 _add_definition(found, engine, file, raw, workloads)
+    loaded = found.counts["traces"]
     for name, traces in found.traces.items():  # a run before an edit, or at another precision, had other workloads
         known = {line.workload.uuid for line in found.workloads.get(name, ())}
         found.traces[name] = [trace for trace in traces if trace.workload.uuid in known]
+    if left_out := loaded - found.counts["traces"]:
+        reason = f"traces of workloads that the problems lack, or have at another precision, are left out: {left_out}"
+        issues.append(LoadIssue("warning", root, None, None, reason))
     for file in list_files(root):
         with _refusing(file, issues):
             if file.suffix == ".py" and (named := [*engine.name_solutions(found, file)]):
