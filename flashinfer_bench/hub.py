@@ -160,8 +160,7 @@ def fetch_set(
             fetch.left = sorted(path for path in old.files.keys() - record.files.keys() if (root / path).exists())
         fetch.bring(chosen)
         if record.is_updating and not fetch.problems:
-            written = record.model_copy(update={"is_updating": False})
-            write_whole(root / RECORD, written.model_dump_json(), root=root)
+            write_whole(root / RECORD, record.model_copy(update={"is_updating": False}).model_dump_json(), root=root)
         blobs = {
             str(PurePosixPath(source.path))
             for name, lines in TraceSet.from_path(root).workloads.items()
@@ -179,10 +178,9 @@ def _read_commit(api: Any, repository: str, revision: str, old: FetchRecord | No
     commit = api.dataset_info(repository, revision=revision).sha
     if old is not None and commit == old.commit:
         return old
-    entries = api.list_repo_tree(repository, repo_type="dataset", revision=commit, recursive=True)
     files = {
         entry.path: (entry.size, entry.lfs.sha256 if entry.lfs else entry.blob_id)
-        for entry in entries
+        for entry in api.list_repo_tree(repository, repo_type="dataset", revision=commit, recursive=True)
         if hasattr(entry, "blob_id")
     }
     return FetchRecord(repository=repository, revision=revision, commit=commit, files=files)
@@ -219,6 +217,7 @@ def _translated_errors(known: Any, server: str) -> Iterator[None]:
         raise UsageError(" ".join(str(error).split())) from error
     except (OSError, RuntimeError, known.HTTPError) as error:
         said = " ".join(str(error).split())
-        raise Fault(f"fetch from {server}: {said}; the same command resumes the fetch") from error
+        source = f" from {server}" * isinstance(error, (known.HTTPError, known.EntryNotFoundError, ConnectionError))
+        raise Fault(f"fetch{source}: {said}; the same command resumes the fetch") from error
     except (AttributeError, LookupError, TypeError, ValueError) as error:
         raise Fault(f"the answer of {server} cannot be read: {' '.join(str(error).split())}") from error

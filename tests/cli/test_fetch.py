@@ -142,7 +142,8 @@ def test_an_interrupted_fetch_is_resumed(fetch, server, content, tmp_path, code)
         return 410 if code == 1 and number >= 50 else None
 
     server.on_download = stop
-    assert fetch()[0] == code
+    found, _, err, _ = fetch()
+    assert (found, f"fetch from {server.url}: " in err) == (code, code == 1)
     whole = files_in(tmp_path / "set")
     assert 40 < len(whole) < 200
     assert whole.items() <= content.items()
@@ -225,7 +226,7 @@ def test_paths_of_the_hub_stay_in_the_set(fetch, server, tmp_path):
     server.files["folder/file"] = b"x"
     code, _, err, _ = fetch()
     assert (code, list((tmp_path / "outside").iterdir())) == (1, [])
-    assert "no write below" in err
+    assert (err.startswith("error: fetch: "), "no write below" in err) == (True, True)
 
 
 ANSWERS = {
