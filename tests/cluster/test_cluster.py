@@ -35,7 +35,6 @@ MANY = (8, 9, 10, 11)
 def ray(monkeypatch, tmp_path):
     """A pretended cluster, whose actors are in this process. All sessions pretend, and judge at once."""
     pretended = FakeRay()
-    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)  # torch sets it when it is imported
 
     def find_device(handle):
         at = [one for one in pretended.actors if one.node == handle.node].index(handle)

@@ -10,6 +10,7 @@ import os
 import re
 import shutil
 import sysconfig
+import tempfile
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 from functools import cache
@@ -151,8 +152,13 @@ def _is_secret(name: str, value: str) -> bool:
 
 
 def tell_withheld(environment: Mapping[str, str]) -> list[str]:
-    """Return a line for each compiler or library variable of the user that reaches no solution."""
-    found = {name: _why_withheld(name) for name in sorted(environment) if _is_among(name, (*PASSED_ON, "LD_PRELOAD"))}
+    """Return a line for each compiler or library variable of the user that reaches no solution.
+
+    `torch.compile` sets variables of its own folder in the process that calls it. The user did not set them.
+    """
+    of_torch = f"{tempfile.gettempdir()}/torchinductor_"
+    of_user = [name for name, value in sorted(environment.items()) if not value.startswith(of_torch)]
+    found = {name: _why_withheld(name) for name in of_user if _is_among(name, (*PASSED_ON, "LD_PRELOAD"))}
     found["CC"] = _why_no_program(environment)
     return [f"variable {name} is not passed on to solutions: {why}" for name, why in found.items() if why is not None]
 

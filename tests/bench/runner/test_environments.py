@@ -1,10 +1,12 @@
 """Which variables reach a session, its workers, a solution, and a program that compiles ahead."""
 
+import os
 import re
 import sysconfig
 from pathlib import Path
 
 import pytest
+from torch._inductor.runtime import cache_dir_utils
 
 from flashinfer_bench.bench.machine import Device
 from flashinfer_bench.bench.runner.environments import (
@@ -62,6 +64,15 @@ def test_variables_that_reach_no_solution_are_reported_by_name():
     reported = [line.split()[1] for line in tell_withheld(own)]
     assert sorted(reported) == sorted([*WITHHELD, "CC"])
     assert not tell_withheld({"HOME": "/root", "CUSTOM_CACHE_DIR": "/opt/x"})
+
+
+def test_a_folder_that_torch_compile_set_itself_is_not_told_as_the_users(monkeypatch):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "")  # what torch sets goes when the test ends
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
+    set_by_torch = cache_dir_utils.cache_dir()
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == set_by_torch
+    assert not tell_withheld({"TORCHINDUCTOR_CACHE_DIR": set_by_torch})
+    assert tell_withheld({"TORCHINDUCTOR_CACHE_DIR": "/data/inductor"})
 
 
 def test_a_trace_has_the_settings_that_may_change_what_is_computed_and_no_secret_among_them():
