@@ -33,6 +33,8 @@ from flashinfer_bench.errors import Fault, UsageError
 
 THREADS: Final = 8
 """Number of parallel downloads, as in the hub's own client."""
+MOST_PAGES: Final = 250
+"""Largest number of pages of a list of files. The hub puts 1,000 files on a page."""
 HIDDEN: Final = re.compile(r"(^|/)(\.|[\w-]{27}=\.)")
 """Paths that are not fetched: readers of a set skip them, or they look like the client's names of unfinished downloads.
 If such a folder existed, a server's ETag could lead the client out of the staging folder."""
@@ -143,7 +145,7 @@ def fetch_set(
         elif is_offline:
             raise UsageError(f"{root} has no record of {repository} at {revision}; fetch it once with the network")
         else:
-            record = _read_commit(api, repository, revision, old)
+            record = _read_commit(api, utils, repository, revision, old)
         listed = {path for path in record.files if is_inside(path) and not HIDDEN.search(path)}  # of any author
         names = choose(listed)
         chosen = set() if only_missing else {path for path in listed if _is_chosen(path, names)}
@@ -173,17 +175,21 @@ def fetch_set(
     return fetch
 
 
-def _read_commit(api: Any, repository: str, revision: str, old: FetchRecord | None) -> FetchRecord:
+def _read_commit(api: Any, utils: Any, repository: str, revision: str, old: FetchRecord | None) -> FetchRecord:
     """Return the record of a revision. If the commit has changed, list the commit's files on the hub."""
     commit = api.dataset_info(repository, revision=revision).sha
     if old is not None and commit == old.commit:
         return old
-    files = {
-        entry.path: (entry.size, entry.lfs.sha256 if entry.lfs else entry.blob_id)
-        for entry in api.list_repo_tree(repository, repo_type="dataset", revision=commit, recursive=True)
-        if hasattr(entry, "blob_id")
-    }
-    return FetchRecord(repository=repository, revision=revision, commit=commit, files=files)
+    url, files = f"{api.endpoint}/api/datasets/{repository}/tree/{commit}?recursive=true", dict[str, tuple[int, str]]()
+    for _ in range(MOST_PAGES):
+        answer = utils.http_backoff("GET", url, headers=utils.build_hf_headers())
+        utils.hf_raise_for_status(answer)
+        entries = (entry for entry in answer.json() if entry["type"] == "file")
+        files |= {one["path"]: (one["size"], one["lfs"]["oid"] if one.get("lfs") else one["oid"]) for one in entries}
+        url = answer.links.get("next", {}).get("url")
+        if url is None:
+            return FetchRecord(repository=repository, revision=revision, commit=commit, files=files)
+    raise ValueError(f"its list of files has more than {MOST_PAGES} pages")
 
 
 def _is_chosen(path: str, names: Collection[str] | None) -> bool:

@@ -233,12 +233,13 @@ ANSWERS = {
     "no JSON": b"<html>",
     "no list": b'{"error": "x"}',
     "no texts": b'[{"type": "file", "path": "b", "size": 1, "oid": null}]',
+    "no end": b"[]",
 }
 
 
 @pytest.mark.parametrize("answer", ANSWERS)
 def test_an_answer_that_is_not_a_hubs_is_an_error_without_a_traceback(fetch, server, answer):
-    server.tree = ANSWERS[answer]
+    server.tree, server.is_endless = ANSWERS[answer], answer == "no end"
     code, _, err, _ = fetch()
     assert (code, err.count("\n")) == (1, 1)
     assert err.startswith(f"error: the answer of {server.url} cannot be read: ")

@@ -24,6 +24,7 @@ class HubServer(ThreadingHTTPServer):
         on_download: called before each download with its path; returns the status of a refusal, or None.
         cuts: paths whose first download breaks off in the middle.
         tree: the answer in place of the list of files.
+        is_endless: whether each page of the list of files names itself as the next page.
         etags: path → ETag in place of the content's digest.
     """
 
@@ -32,6 +33,7 @@ class HubServer(ThreadingHTTPServer):
         self.url = f"http://127.0.0.1:{self.server_port}"
         self.files, self.sent, self.requests, self.cuts = files, dict[str, bytes](), list[str](), set[str]()
         self.tree: bytes | None = None
+        self.is_endless = False
         self.etags = dict[str, str]()
         self.on_download: Callable[[str], int | None] = lambda _: None
 
@@ -60,7 +62,8 @@ class _Handler(BaseHTTPRequestHandler):
         if kind == "revision":
             return self.answer(200, {}, json.dumps({"id": REPOSITORY, "sha": server.commit, "siblings": []}).encode())
         if kind == "tree" and server.tree is not None:
-            return self.answer(200, {}, server.tree)
+            link = f'<{server.url}{self.path}>; rel="next"'
+            return self.answer(200, {"Link": link} if server.is_endless else {}, server.tree)
         if kind == "tree":
             return self.send_tree(int((re.search(r"start=(\d+)", rest) or [0, "0"])[1]))
         return self.send_file(unquote(rest))
