@@ -44,6 +44,8 @@ def declare_convert(parser: Parser) -> None:
 def execute(args: Namespace) -> int:
     """Read the source, write the set, and report written and missing parts; return 1 if a part is missing."""
     root = Path(args.src)
+    if not root.exists():
+        raise DataSetError(f"{root} does not exist")
     trace_set = open_folder(args, root, args.precision)
     write_err(*describe_issues(trace_set.issues, shown_warnings=len(trace_set.issues)))
     if has_nothing(trace_set):

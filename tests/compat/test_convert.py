@@ -72,7 +72,7 @@ def test_losses_are_reported_and_the_exit_code_is_1(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("source", "output", "words"),
     [
-        ("absent", "out", "does not exist"),
+        ("absent", "out", "absent does not exist\n"),
         ("empty", "out", "nothing that can be converted"),
         ("p", "p/out", "write to another folder"),
         ("p", "full", "new or empty"),
