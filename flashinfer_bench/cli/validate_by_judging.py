@@ -17,14 +17,13 @@ from flashinfer_bench.bench.config import BenchmarkConfig
 from flashinfer_bench.bench.events import JobFaulted, JobFinished, Notice
 from flashinfer_bench.cli.output import write_err
 from flashinfer_bench.cli.tables import count
+from flashinfer_bench.cli.verdicts import ENDED
 from flashinfer_bench.data import BuildSpec, Definition, LoadIssue, Solution, SourceFile, SupportedLanguages, TraceSet
 from flashinfer_bench.data.issue import Severity
 from flashinfer_bench.data.store.skeletons import make_reference_text
 from flashinfer_bench.errors import ConfigError, Fault
 from flashinfer_bench.report.verdict import first_reason, reason_of
 
-NO_VERDICT: Final = "NO VERDICT"
-"""Replaces the status of a job that ended with a fault."""
 JOB_LIMIT_S: Final = 900.0
 """Seconds for one solution on one workload. The limit is long because a right reference may be slow on a CPU."""
 QUICKLY: Final = {"warmup_runs": 0, "iterations": 1, "num_trials": 1, "time_budget_s": 1.0, "profile_baseline": False}
@@ -58,7 +57,7 @@ def judge_set(
         subject = f"{'the reference' if is_baseline else f'solution {solution!r}'} on workload {uuid}"
         is_late = is_left_out = False
         if isinstance(event, JobFaulted):
-            status, reason, seconds = NO_VERDICT, first_reason(event.message), 0.0
+            status, reason, seconds = ENDED["FAULT"], first_reason(event.message), 0.0
             is_late, is_left_out = event.is_out_of_time, event.is_left_out
         else:
             evaluation: Any = event.trace.evaluation

@@ -126,7 +126,7 @@ OUT_OF_TIME = {"status": "TIMEOUT", "log": "the call was still running"}
 @pytest.mark.parametrize(
     ("kind", "verdict", "severity", "said"),
     [
-        ("cpu", "no such axis", "error", "the reference on workload w0: NO VERDICT: no such axis"),
+        ("cpu", "no such axis", "error", "the reference on workload w0: without a verdict: no such axis"),
         ("cpu", OUT_OF_TIME, "warning", "takes longer than 900 s on a CPU"),
         ("cuda", OUT_OF_TIME, "error", "the reference on workload w0: TIMEOUT: the call was still running"),
         ("cpu", DeviceFault("the device is lost"), "error", "given up: the device is lost"),
