@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 Kind = Literal["int", "float", "text", "file", "switch"]
 TORCH: Final = "torch"
 """The backend that every routine has: the reference."""
+NOT_IN_PACKAGE: Final = "its kernels are not in the package flashinfer-python"
+"""Why a backend without any compute capability cannot run. FlashInfer's own benchmark has its kernels elsewhere."""
 DTYPES: Final = {
     "bfloat16": "bfloat16",
     "float16": "float16",
@@ -227,6 +229,7 @@ class Routine:
             for flag, value in given.items()
             if flag.kind in ("int", "text") and value != flag.default
         ]
+        absent = {backend: NOT_IN_PACKAGE for backend, capabilities in self.support.items() if not capabilities}
         inputs, outputs = (
             {name: Tensor.read(one) for name, one in part.items()} for part in (case.inputs, case.outputs)
         )
@@ -241,7 +244,7 @@ class Routine:
             constants={**{flag.name.upper(): value for flag, value in given.items()}, **case.constants},
             reference=case.reference or self.name,
             function=case.function or case.reference or self.name,
-            refusals={backend: why for backend, why in case.refusals.items() if why},
+            refusals={**absent, **{backend: why for backend, why in case.refusals.items() if why}},
         )
 
     @property

@@ -12,7 +12,6 @@ from typing import Final
 
 from flashinfer_bench.base.install import install_hint
 from flashinfer_bench.compile.requirements import is_installed
-from flashinfer_bench.roofline.cost import size_of
 from flashinfer_bench.routines.case.spec import HOPPER, TORCH, Case, Routine
 
 LIBRARY: Final = "flashinfer-python"
@@ -89,10 +88,10 @@ def resolve_backend(routine: str, backend: str, case: Case, capability: str | No
 
     In GEMM routines and in MLA the name stays, because the library decides in the call. In attention, our call
     (`code/attention_flashinfer.py`) requests tensor cores for decoding. The library then takes the prefill kernels of
-    fa2. Prefill takes fa3 on compute capability 9.0, except for an fp8 cache. All other cases take fa2.
+    fa2. Prefill takes fa3 on compute capability 9.0 if fa3 can run the case. All other cases take fa2.
     """
     if backend != "auto" or capability is None or "kv_cache" not in case.inputs or "MLA" in routine:
         return backend
     if "Decode" in routine:
         return "fa2_tc"
-    return "fa3" if capability in HOPPER and size_of(case.inputs["kv_cache"].dtype) > 1 else "fa2"
+    return "fa3" if capability in HOPPER and "fa3" not in case.refusals else "fa2"

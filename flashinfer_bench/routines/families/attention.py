@@ -99,6 +99,8 @@ WRAPPERS: Final = ("fa2", "fa2_tc", "fa3", "auto")
 """Backends that can write bfloat16 for float16 queries, and the reverse."""
 FA3_DIMS: Final = ((64, 64), (128, 128), (256, 256), (192, 128))
 """Dimensions of queries and of values for which fa3 has kernels."""
+FMHA_V2_DIMS: Final = (32, 40, 48, 64, 80, 96, 104, 128, 160, 192, 256)
+"""Dimensions of trtllm-fmha-v2, which are those of values, too. Of these, compute capability 12.0 has 64, 128, 256."""
 PAGE_SIZES: Final = (16, 32, 64, 128)
 """Page sizes of trtllm-native for decoding."""
 
@@ -142,6 +144,9 @@ def _refuse(args: Namespace, kind: str, dims: tuple[int, int]) -> dict[str, Any]
         and args.q_dtype != "bfloat16"
         and f"--q_dtype {args.q_dtype}: the library builds its graph for bfloat16",
         "prims-ts": _refuse_tasks(args, kind, dims),
+        "trtllm-fmha-v2": kind in ("paged", "ragged")
+        and (dims[0] != dims[1] or dims[0] not in FMHA_V2_DIMS)
+        and f"{heads}: it has no kernel for these",
         "cutlass": kind == "mla" and (args.s_qo > 1 or not has_page) and "one query a sequence, pages of 16 to 128",
     }
     if kind == "ragged" and dims not in ((192, 128), (128, 128)):
@@ -190,7 +195,8 @@ def make_attention(args: Namespace, kind: str) -> Case:
     is_fp4 = args.kv_dtype == "nvfp4"
     out = DTYPES[args.out_dtype or args.q_dtype]
     require(not is_mla or q == kv == out == "bfloat16", "--q_dtype and --kv_dtype: this routine takes bfloat16")
-    alike = q == kv or (size_of(kv) == 1 and not is_ragged) or (is_fp4 and args.q_dtype in FP8 and not is_ragged)
+    is_low = is_fp4 if args.q_dtype in FP8 else args.kv_dtype in FP8
+    alike = q == kv or (is_low and not is_ragged)
     require(alike, f"--kv_dtype {args.kv_dtype}: as --q_dtype; in a cache fp8, too, and nvfp4 with fp8 queries")
     if is_mla:
         vo = needed(args, "head_dim_ckv", " (512 in DeepSeek)")
@@ -259,7 +265,6 @@ def _routine(kind: str, name: str, summary: str, aliases: Mapping[str, str]) -> 
 FA2: Final = (*AMPERE_ON, "10.7", "12.1")
 CUDNN: Final = (*AMPERE_ON, "12.1")
 TASKS: Final = (*BLACKWELL, "10.7")
-FMHA_V2: Final = (*HOPPER, "12.0")
 BACKENDS: Final = {
     "decode": {
         "fa2": (*ALL, "10.7", "12.1"),
@@ -278,7 +283,7 @@ BACKENDS: Final = {
         "cudnn-native": CUDNN,
         "trtllm-gen": BLACKWELL,
         "trtllm-native": BLACKWELL,
-        "trtllm-fmha-v2": FMHA_V2,
+        "trtllm-fmha-v2": (*HOPPER, "12.0"),
         "prims-ts": TASKS,
     },
     "ragged": {
@@ -289,7 +294,7 @@ BACKENDS: Final = {
         "cutlass": BLACKWELL,
         "cute-dsl": BLACKWELL,
         "trtllm-native": BLACKWELL,
-        "trtllm-fmha-v2": FMHA_V2,
+        "trtllm-fmha-v2": HOPPER,
         "prims-ts": TASKS,
     },
     "mla": {

@@ -108,7 +108,7 @@ HALF = "--q_dtype float16 --kv_dtype float16"
         (
             "BatchPrefillWithRaggedKVCacheWrapper",
             f"{PREFILL} --head_dim_qk 192 --head_dim_vo 128",
-            {"prims-ts": "192 and 128"},
+            dict.fromkeys(("trtllm-fmha-v2", "prims-ts"), "192 and 128"),
         ),
         (
             PAGED,
@@ -120,6 +120,7 @@ HALF = "--q_dtype float16 --kv_dtype float16"
             MLA,
             dict.fromkeys(("trtllm-native", "auto", "cute-dsl"), "mask") | {"cutlass": "one query"},
         ),
+        ("gated_delta_rule_decode", "--batch_size 2 --head_size 256", {"flashinfer": "takes 128", "triton": "not in"}),
         ("MSASparseDecode", "--s_kv 4096 --num_kv_heads 2 --s_qo 1", {"cudsl": "at most 16"}),
         ("MSASparseAttention", "--num_qo_heads 12", {"cudsl": "3 query heads"}),
         ("MSAProxyScore", "--num_qo_heads 12 --num_kv_heads 4", {}),
@@ -192,7 +193,8 @@ MOE = SMALL["cutlass_fused_moe"].replace("--cutlass_variant nvfp4", "")
         ),
         (["MSAPipeline"], "--topk 8", "the library selects 16"),
         (["BatchMLAPagedAttentionWrapper"], f"{MLA} --s_qo 1 --mla_is_var_seq false --random_actual_seq_len", "random"),
-        (["BatchPrefillWithPagedKVCacheWrapper"], f"{PREFILL} --head_dim_qk 64 --q_dtype fp8_e4m3", "as --q_dtype"),
+        ([PAGED], f"{PREFILL} --head_dim_qk 64 --q_dtype fp8_e4m3", "as --q_dtype"),
+        ([PAGED], f"{PREFILL} --head_dim_qk 64 --q_dtype fp8_e4m3 --kv_dtype fp8_e5m2", "as --q_dtype"),
         (["mm_fp8"], "--batch_size 2 --m 2 --n 32 --k 128", "--batch_size 2: mm_fp8 has one product"),
         (["nvfp4_quantize"], "--m 8 --k 64 --sf_vec_size 32 --per_token_activation", "must be 16"),
         (
