@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from math import inf
 from typing import TYPE_CHECKING, Final
 
@@ -150,8 +149,8 @@ def _annotate(
         at = find_source(solution, file, text)
         report.annotations.append(Annotation("error" if is_error else "warning", text, row.name, *at, weight))
     head = head_of([comparison.standing])
-    report.count = f"{head.strip() or comparison.hardware}: {words[1]} beside {words[0]}: {said}"
-    report.summary = f"{head and '#### '}{head}{comparison.markdown(words, slower)}"
+    report.count = f"{head[0] if head else comparison.hardware}: {words[1]} beside {words[0]}: {said}"
+    report.summary = "".join(f"#### {line}\n\n" for line in head) + comparison.markdown(words, slower)
     verdict = "slower" if slower else "failed" if comparison.is_failed else decision
     report.output = f"verdict={'unknown' if verdict == UNKNOWN else verdict}\n"
 
@@ -208,6 +207,4 @@ def render_comparison(comparison: Comparison, sides: tuple[str, str]) -> str:
         *(f"times of {warning}" for warning in comparison.warnings),
     ]
     table = tables.render_table(("Workload", "#A", "#B", "#B/A", "B is"), rows)
-    width = tables.available_width(sys.stdout)
-    head = head_of([comparison.standing])
-    return head + tables.join_sections(table, [tables.wrap_line(note, width) for note in notes])
+    return tables.join_sections(head_of([comparison.standing]), table, list(map(tables.wrap_line, notes)))

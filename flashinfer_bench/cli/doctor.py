@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from argparse import Namespace
 from typing import TYPE_CHECKING, Final
 
@@ -53,17 +52,16 @@ def execute(args: Namespace) -> int:
 
 def render_report(report: Report) -> str:
     """Render the machine, the findings, the advice, and a summary."""
-    from flashinfer_bench.cli.tables import available_width, join_sections, render_table, wrap_line
+    from flashinfer_bench.cli.tables import join_sections, render_table, wrap_line
 
-    width = available_width(sys.stdout)
     machine = [(title, text) for title, text in describe_machine(report).items() if text]
     rows = [(MARKS[finding.state], finding.topic, finding.text) for finding in report.findings]
     advice = [f"{finding.topic}: {finding.advice}" for finding in report.findings if finding.advice]
     return join_sections(
         render_table(["Machine", ""], machine),
         render_table(["State", "What", "Found"], rows),
-        ["What to do", *(wrap_line(line, width, 2) for line in advice)] if advice else [],
-        [wrap_line(report.summary, width)],
+        ["What to do", *(wrap_line(line, 2) for line in advice)] if advice else [],
+        [wrap_line(report.summary)],
     )
 
 

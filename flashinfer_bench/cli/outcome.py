@@ -317,8 +317,8 @@ def annotate_outcome(
     report.count = list_counts(count_statuses(outcome.traces) | {"without a verdict": outcome.left})
     cells = default_columns(summary_cells(rows))
     table = make_markdown_table(list(cells), ([fill_cell(cell, row) for cell in cells.values()] for row in rows))
-    head = head_of(row.standing for row in rows)
-    report.summary = f"{head and '#### '}{head}{table}\n{report.count}"
+    head = "".join(f"#### {line}\n\n" for line in head_of(row.standing for row in rows))
+    report.summary = f"{head}{table}\n{report.count}"
 
 
 def _render_times(outcome: RunOutcome, names: Names) -> str:

@@ -27,7 +27,7 @@ from flashinfer_bench.cli.args import (
     named_folders,
     open_trace_set,
 )
-from flashinfer_bench.cli.output import FAILED, RAN, write_err, write_out
+from flashinfer_bench.cli.output import FAILED, RAN, write_err, write_json, write_out
 from flashinfer_bench.cli.parser import THRESHOLD_HELP, Parser, add_filters, add_flags, add_local, add_names, add_table
 from flashinfer_bench.cli.tables import (
     SOL,
@@ -40,7 +40,6 @@ from flashinfer_bench.cli.tables import (
     join_sections,
     lay_out,
     list_counts,
-    show_rows,
 )
 from flashinfer_bench.cli.verdicts import (
     SOL_CELL,
@@ -73,11 +72,11 @@ from flashinfer_bench.report.kernelbench import KERNELBENCH, make_results_file
 from flashinfer_bench.report.ranking import FAST_P, GROUP_KEYS, count_winners, group_by, rank_by_author
 from flashinfer_bench.report.summary import (
     SummaryRow,
-    WorkloadRow,
     best_by_definition,
     best_by_workload,
     by_workload,
     count_statuses,
+    rank_by_workload,
     summarise,
 )
 from flashinfer_bench.report.trackers import TRACKERS, make_tracker_file
@@ -302,11 +301,8 @@ def execute_summary(args: Namespace) -> int:
         raise UsageError("--baseline-author needs --by solution or --by author")
     trace_set, against = _open_against(args)
     traces = choose_traces(trace_set, args)
-    names = _name_workloads(args, trace_set, traces)
     if args.by == "solution":
-        rows = _summarise(args, trace_set, traces)
-        render = partial(render_summary, names=names, against=against)
-        return _show(args, choose_rows(args, summary_cells(rows), rows), render, NO_TRACES)
+        return _show_solutions(args, trace_set, traces, _summarise(args, trace_set, traces), NO_TRACES, against)
     results = list_results(trace_set, traces)
     if args.by != "author":
         return _show_table(args, {**_of_group(args.by), **GROUPS}, group_by(results, args.by), [GROUP_NOTE])
@@ -324,32 +320,32 @@ def execute_best(args: Namespace) -> int:
     if groups and len(args.by) > 1:
         raise UsageError(f"--by {groups[0]}: no other word goes with it")
     if groups:
-        winners = count_winners(best_by_workload(traces, trace_set=trace_set), groups[0])
+        winners = count_winners(rank_by_workload(list_results(trace_set, traces)), groups[0])
         shares = WEIGHT_SHARES if any(row.weighted for row in winners) else {}
         return _show_table(args, {**_of_group(groups[0]), **WINNERS, **shares}, winners, [])
-    nothing, names = NONE_PASSED if traces else NO_TRACES, _name_workloads(args, trace_set, traces)
+    nothing = NONE_PASSED if traces else NO_TRACES
     if "definition" in args.by:
         solutions = best_by_definition(traces, "latency" if "latency" in args.by else "speedup", trace_set)
-        chosen = choose_rows(args, summary_cells(solutions), solutions)
-        return _show(args, chosen, partial(render_summary, names=names, against=against), nothing)
+        return _show_solutions(args, trace_set, traces, solutions, nothing, against)
+    names = _name_workloads(args, trace_set, traces)
     rows = best_by_workload(traces, "speedup" if "speedup" in args.by else "latency", trace_set)
-    return _show(args, choose_rows(args, best_cells(rows, names), rows), partial(render_best, names=names), nothing)
+    rows = choose_rows(args, best_cells(rows, names), rows)
+    return _show(args, rows, lambda: render_best(rows, names, choose_columns(args, best_cells(rows, names))), nothing)
 
 
 def execute_visualize(args: Namespace) -> int:
     """Print the counts of verdicts, one row per solution, and the best solution of each workload."""
     trace_set = open_trace_set(args)
     traces = choose_traces(trace_set, args)
-    rows, statuses = _summarise(args, trace_set, traces), count_statuses(traces)
-    names = _name_workloads(args, trace_set, traces)
+    statuses, names = count_statuses(traces), _name_workloads(args, trace_set, traces)
     best = best_by_workload(traces, trace_set=trace_set)
-    rows, best = choose_rows(args, summary_cells(rows), rows), choose_rows(args, best_cells(best, names), best)
-
-    def render(rows: Sequence[SummaryRow], pick: Callable[[Cells], Cells]) -> str:
-        return join_sections(render_summary(rows, names, pick), render_best(best, names, pick) if best else "")
-
-    head = f"{count(sum(statuses.values()), 'verdict')}: {list_counts(statuses)}\n\n"
-    return _show(args, rows, render, NO_TRACES, head, counts=statuses, best=list(map(asdict, best)))
+    best = choose_rows(args, best_cells(best, names), best)
+    head, further = [f"{count(sum(statuses.values()), 'verdict')}: {list_counts(statuses)}"], ""
+    if best and args.format != "json":
+        further = render_best(best, names, choose_columns(args, best_cells(best, names)))
+    document: dict[str, Any] = {"counts": statuses, "best": list(map(asdict, best))}
+    rows = _summarise(args, trace_set, traces)
+    return _show_solutions(args, trace_set, traces, rows, NO_TRACES, head=head, further=further, **document)
 
 
 def execute_table(args: Namespace) -> int:
@@ -365,12 +361,9 @@ def execute_table(args: Namespace) -> int:
         cells = {**cells, SOL: lambda line: fill_cell(SOL_CELL, scores[line.name, line.hardware])}
     lines = choose_rows(args, cells, lines)
     rows = [row for line in lines for row in line.rows.values()]
-
-    def render(rows: Sequence[WorkloadRow], pick: Callable[[Cells], Cells]) -> str:
-        shown = pick(cells)
-        return join_sections(render_times(rows, shown, lines), weight_notes(scores.values() if SOL in shown else ()))
-
-    return _show(args, rows, render, NO_TRACES)
+    shown = choose_columns(args, cells)
+    weights = weight_notes(scores.values() if SOL in shown else ())
+    return _show(args, rows, lambda: join_sections(render_times(rows, shown, lines), weights), NO_TRACES)
 
 
 def execute_history(args: Namespace) -> int:
@@ -382,7 +375,7 @@ def execute_history(args: Namespace) -> int:
     cells = {"Solution": "{solution}", **_of_hardware(epochs), **HISTORY}
     epochs = choose_rows(args, cells, epochs)
     render = partial(lay_out, choose_columns(args, cells), epochs, spared=("Sources", "#Passed"), notes=[CHANGE_NOTE])
-    return show_rows(args, epochs, render, f"note: there is no whole verdict on {args.definition}")
+    return _show(args, epochs, render, f"note: there is no whole verdict on {args.definition}")
 
 
 def execute_diff(args: Namespace) -> int:
@@ -398,15 +391,10 @@ def execute_diff(args: Namespace) -> int:
     shown = [change for change in changes if args.all or change.decision not in (SAME, UNKNOWN)]
     shown.sort(key=lambda change: ORDER.index(change.decision))
     shown, rows = choose_rows(args, cells, shown), choose_rows(args, cells, changes)
-
-    def render() -> str:
-        listed = list_counts({decision: counts[decision] for decision in ORDER})
-        return join_sections(
-            [f"{count(len(changes), 'job')}: {listed}"],
-            lay_out(choose_columns(args, cells), shown, spared=(), notes=[CHANGE_NOTE] if shown else []),
-        )
-
-    return show_rows(args, rows, render, "note: neither set has a verdict", counts=counts)
+    head = [f"{count(len(changes), 'job')}: {list_counts({decision: counts[decision] for decision in ORDER})}"]
+    notes = [CHANGE_NOTE] if shown else []
+    render = partial(lay_out, choose_columns(args, cells), shown, spared=(), notes=notes)
+    return _show(args, rows, render, "note: neither set has a verdict", head, counts=counts)
 
 
 def _open_against(args: Namespace) -> tuple[TraceSet, str]:
@@ -414,14 +402,13 @@ def _open_against(args: Namespace) -> tuple[TraceSet, str]:
     trace_set, author = open_trace_set(args), args.baseline_author
     if author is None:
         return trace_set, "the reference"
-    if getattr(args, "by", None) != "author":  # `rank_by_author` checks and uses the author
-        known = sorted({solution.author for solution in trace_set.all_solutions()})
-        if author not in known:
-            raise UsageError(f"--baseline-author: {author!r} has no solution; authors: {', '.join(known) or 'none'}")
-        trace_set.baseline_author = author
-        own = {solution.name for solution in trace_set.all_solutions() if solution.author == author}
-        if not any(trace.solution in own and trace.is_successful() for trace in trace_set.all_traces()):
-            write_err(f"note: no solution of author {author} has passed, so its times give no speed-up")
+    solutions = list(trace_set.all_solutions())
+    if author not in (known := sorted({solution.author for solution in solutions})):
+        raise UsageError(f"--baseline-author: {author!r} has no solution; authors: {', '.join(known) or 'none'}")
+    trace_set.baseline_author = author
+    own = {solution.name for solution in solutions if solution.author == author}
+    if not any(trace.solution in own and trace.is_successful() for trace in trace_set.all_traces()):
+        write_err(f"note: no solution of author {author} has passed, so its times give no speed-up")
     return trace_set, f"solutions of {to_one_line(author)}"
 
 
@@ -457,26 +444,58 @@ def _format_time(text: str) -> str:
     return to_one_line(text) if moment is None else moment.strftime("%Y-%m-%d %H:%M")
 
 
-def _show_table(args: Namespace, cells: Cells, rows: Sequence[Any], notes: Sequence[str]) -> int:
-    def render(rows: Sequence[Any], pick: Callable[[Cells], Cells]) -> str:
-        shown = pick(cells)
-        below = [*notes, *weight_notes(rows), *sol_notes(rows, shown)]
-        return lay_out(shown, rows, spared=() if args.columns else SPARED, notes=below)
+def _show_solutions(
+    args: Namespace,
+    trace_set: TraceSet,
+    traces: Sequence[AnyTrace],
+    rows: Sequence[SummaryRow],
+    nothing: str,
+    against: str = "the reference",
+    head: Sequence[str] = (),
+    further: str = "",
+    **document: Any,
+) -> int:
+    names = _name_workloads(args, trace_set, traces)
+    rows = choose_rows(args, summary_cells(rows), rows)
 
-    return _show(args, choose_rows(args, cells, rows), render, NONE_RANKED, p=FAST_P)
+    def render() -> str:
+        return join_sections(render_summary(rows, names, choose_columns(args, summary_cells(rows)), against), further)
+
+    return _show(args, rows, render, nothing, head, **document)
+
+
+def _show_table(args: Namespace, cells: Cells, rows: Sequence[Any], notes: Sequence[str]) -> int:
+    rows, shown = choose_rows(args, cells, rows), choose_columns(args, cells)
+    notes = [*notes, *weight_notes(rows), *sol_notes(rows, shown)]
+    render = partial(lay_out, shown, rows, spared=() if args.columns else SPARED, notes=notes)
+    return _show(args, rows, render, NONE_RANKED, p=FAST_P)
 
 
 def _show(
     args: Namespace,
     rows: Sequence[Any],
-    render: Callable[..., str],
+    render: Callable[[], str],
     nothing: str,
-    head: str = "",
+    head: Sequence[str] = (),
     **document: Any,
 ) -> int:
-    """Print a table of verdicts. If only CPUs judged, a line above the table says so."""
-    head += head_of(getattr(row, "standing", "") for row in rows)
-    return show_rows(args, rows, lambda: head + render(rows, pick=partial(choose_columns, args)), nothing, **document)
+    """Print the rows of a report in the requested format. If only CPUs judged, a line above the table says so.
+
+    Args:
+        args: the command's arguments, including the format.
+        rows: dataclasses.
+        render: makes the text.
+        nothing: the note for an empty list of rows.
+        head: lines above the table.
+        document: additional entries of the JSON.
+    """
+    if args.format == "json":
+        write_json({**document, "rows": list(map(asdict, rows))})
+    elif rows:
+        write_out(join_sections(head, head_of(getattr(row, "standing", "") for row in rows), render()))
+    else:
+        write_err(nothing)
+    return RAN
 
 
 def execute_html(args: Namespace) -> int:
@@ -486,12 +505,12 @@ def execute_html(args: Namespace) -> int:
         raise ConfigError(f"this needs {' and '.join(missing)}: {install_hint('html')}")
     from flashinfer_bench.report.pages.site import write_site  # imports optional libraries
 
-    trace_set = open_trace_set(args)
+    trace_set, _ = _open_against(args)
     traces = choose_traces(trace_set, args)
     title = args.title or f"Kernels of {trace_set.root.resolve().name if trace_set.root else 'a set'}"
     find_output(args.dir, args)  # refuses links in a set
     try:
-        counts = write_site(Path(args.dir), trace_set, traces, title=title, baseline_author=args.baseline_author)
+        counts = write_site(Path(args.dir), trace_set, traces, title=title)
     except OSError as error:
         raise Fault(f"{args.dir}: cannot be written: {error}") from error
     listed = ", ".join(count(number, noun) for noun, number in counts.items())

@@ -54,7 +54,7 @@ from flashinfer_bench.cli.parser import typed_program
 from flashinfer_bench.cli.saves import SaveHistory
 from flashinfer_bench.cli.settings import describe_tolerances, naming_flags, read_config, setting_words
 from flashinfer_bench.cli.tables import Names, count, list_counts, shorten_uuid, some, write_result
-from flashinfer_bench.cli.verdicts import ENDED, cut_reason, describe_fault, describe_job, describe_verdict
+from flashinfer_bench.cli.verdicts import ENDED, describe_fault, describe_job, describe_verdict
 from flashinfer_bench.data import LoadIssue, Trace, TraceSet
 from flashinfer_bench.data.check import Asked, find_input_issues, find_reference_issues
 from flashinfer_bench.data.evaluation import EvaluationStatus
@@ -142,7 +142,7 @@ class RunProgress:
                     kind = f"{event.job.definition.name} {event.job.solution.name} {evaluation.status}"
             case JobFaulted():
                 kind, mark = event.message, ENDED["LEFT_OUT" if event.is_left_out else "FAULT"]
-                reason = cut_reason(first_reason(describe_fault(event, self.names)))
+                reason = first_reason(describe_fault(event, self.names))
                 text = f"{describe_job(event.job, self.names)}: {mark}: {reason}"
                 line = self._end(event.job, mark) + text
             case Notice():

@@ -19,7 +19,6 @@ from flashinfer_bench.cli.output import RAN, write_json, write_out, write_styled
 from flashinfer_bench.cli.parser import PROGRAM, Parser, add_flags, add_format, add_local, add_names
 from flashinfer_bench.cli.settings import Settings, resolve_settings, value_as_text
 from flashinfer_bench.cli.tables import (
-    available_width,
     join_sections,
     lay_out,
     render_table,
@@ -170,7 +169,7 @@ def _view_definition(trace_set: TraceSet, definition: Definition) -> View:
             lay_out(TENSORS, _list_tensors(definition), spared=()),
             [f"constraint: {one}" for one in definition.constraints],
             _render_settings(settings),
-            [wrap_line(line, available_width(sys.stdout)) for line in _if_any("workloads: {}", called)],
+            [wrap_line(line) for line in _if_any("workloads: {}", called)],
         ),
         {"reference.py": definition.reference},
         join_sections(

@@ -16,14 +16,13 @@ import textwrap
 from argparse import Namespace
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict
 from datetime import timedelta
 from itertools import chain, zip_longest
 from string import Formatter
-from typing import Any, Final, TextIO
+from typing import Any, Final
 
 from flashinfer_bench.base.printable import to_printable
-from flashinfer_bench.cli.output import write_err, write_json, write_out
+from flashinfer_bench.cli.output import write_json, write_out
 from flashinfer_bench.errors import UsageError
 from flashinfer_bench.report.decision import half_share
 
@@ -68,21 +67,21 @@ def lay_out(
             any value are dropped, too.
         notes: lines below the table.
     """
-    rows, width = list(rows), available_width(sys.stdout)
+    rows, width = list(rows), available_width()
     filled = {heading: [fill_cell(cell, row) for row in rows] for heading, cell in cells.items()}
     if spared is not None:
         filled = {heading: column for heading, column in filled.items() if set(column) - {"", ABSENT}}
     for heading in spared or ():
         if _total([_width_of(*item) for item in filled.items()]) > width:
             filled.pop(heading, None)
-    below = "".join(f"{wrap_line(note, width)}\n" for note in notes)
+    below = "".join(f"{wrap_line(note)}\n" for note in notes)
     table = render_table(list(filled), list(zip(*filled.values(), strict=True))) if rows else ""
     return join_sections(table, below)
 
 
 def render_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Render cells for stdout. Names are folded if the width is too small."""
-    width, lines = available_width(sys.stdout), [list(map(to_printable, row)) for row in rows]
+    width, lines = available_width(), [list(map(to_printable, row)) for row in rows]
     widths = [_width_of(heading, [line[at] for line in lines]) for at, heading in enumerate(headings)]
     least = [NARROWEST_COLUMN] * len(widths)
     for at, heading in enumerate(headings):
@@ -111,7 +110,7 @@ def render_blocks(cells: Cells, rows: Sequence[Any]) -> str:
     """Render rows as several tables, one below the other. Each table has the first column, and as many of the next
     columns as fit the width."""
     width, columns = (
-        available_width(sys.stdout),
+        available_width(),
         {name: [fill_cell(cell, row) for row in rows] for name, cell in cells.items()},
     )
     (first, names), *others = columns.items()
@@ -128,17 +127,17 @@ def render_blocks(cells: Cells, rows: Sequence[Any]) -> str:
     )
 
 
-def available_width(stream: TextIO) -> int:
-    """Return the width of the output: $COLUMNS, or the terminal's width. A pipe or a file has no limit."""
-    if os.environ.get("COLUMNS", "").isdigit() or stream.isatty():
+def available_width() -> int:
+    """Return the width of stdout: $COLUMNS, or the terminal's width. A pipe or a file has no limit."""
+    if os.environ.get("COLUMNS", "").isdigit() or sys.stdout.isatty():
         return max(NARROWEST, shutil.get_terminal_size().columns)
     return UNLIMITED
 
 
-def wrap_line(text: str, width: int, indent: int = 0) -> str:
-    """Wrap one long line. Its continuation has a larger indent."""
+def wrap_line(text: str, indent: int = 0) -> str:
+    """Wrap one long line to the width of stdout. Its continuation has a larger indent."""
     first, rest = " " * indent, " " * (indent + 2)
-    return textwrap.fill(text, width, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False)
+    return textwrap.fill(text, available_width(), initial_indent=first, subsequent_indent=rest, break_on_hyphens=False)
 
 
 def join_sections(*parts: str | Sequence[str]) -> str:
@@ -193,25 +192,6 @@ def write_result(args: Namespace, document: object, *parts: str | Sequence[str])
         write_out(join_sections(*parts))
 
 
-def show_rows(args: Namespace, rows: Sequence[Any], render: Callable[[], str], nothing: str, **document: Any) -> int:
-    """Print the rows of a report in the requested format, and return the exit code.
-
-    Args:
-        args: the command's arguments, including the format.
-        rows: dataclasses.
-        render: makes the text.
-        nothing: the note for an empty list of rows.
-        document: additional entries of the JSON.
-    """
-    if args.format == "json":
-        write_json({**document, "rows": list(map(asdict, rows))})
-    elif rows:
-        write_out(render())
-    else:
-        write_err(nothing)
-    return 0
-
-
 def format_latency(latency_ms: float | None, half: float | None = None) -> str:
     """Return a latency in milliseconds with three significant digits, and the half width of its interval in percent."""
     if latency_ms is None:
@@ -249,10 +229,9 @@ def list_counts(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{number} {word}" for word, number in counts.items() if number > 0)
 
 
-def some(names: Sequence[str], shown: int = SHOWN_NAMES) -> str:
-    """Return the first names of a list, and the number of names that are not shown."""
-    more = f" and {len(names) - shown} more" if len(names) > shown else ""
-    return f"{', '.join(names[:shown])}{more}"
+def some(names: Sequence[str], shown: int = SHOWN_NAMES, more: str = " and {} more") -> str:
+    """Return the first names of a list. If names are left, `more` follows with their number."""
+    return ", ".join(names[:shown]) + (more.format(len(names) - shown) if len(names) > shown else "")
 
 
 def indent_text(text: str, depth: int, shown: int = SHOWN_LINES) -> list[str]:

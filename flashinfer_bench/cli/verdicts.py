@@ -3,7 +3,6 @@ traces."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import zip_longest
@@ -19,7 +18,6 @@ from flashinfer_bench.cli.tables import (
     UUID,
     Cells,
     Names,
-    available_width,
     count,
     default_columns,
     fill_cell,
@@ -30,13 +28,14 @@ from flashinfer_bench.cli.tables import (
     render_blocks,
     render_table,
     shorten_uuid,
+    some,
     wrap_line,
 )
 from flashinfer_bench.data import Evaluation
 from flashinfer_bench.data.measurement import INDICATIVE, NOT_CONFIRMED
 from flashinfer_bench.data.store.trace_lines import AnyTrace
 from flashinfer_bench.report.intervals import read_interval, read_speedup
-from flashinfer_bench.report.summary import BestRow, SummaryRow, WorkloadRow
+from flashinfer_bench.report.summary import SummaryRow, WorkloadRow
 from flashinfer_bench.report.timing import Timing, describe_bounds, describe_flag, describe_ways, flags_of
 from flashinfer_bench.report.verdict import caveat_of, reason_of, to_one_line
 
@@ -67,10 +66,6 @@ GRID_NOTES: Final = {
     TIE_MARK: "a tie: its interval meets that of the fastest, so which is faster cannot be told",
 }
 STANDING_NOTE: Final = f"{DAGGER} {NOT_CONFIRMED}: not judged at full assurance; a confirmed result comes before it"
-SHOWN_WORKLOADS: Final = 3
-REASON_SHOWN: Final = 120
-LOCATION: Final = ", at "
-"""Text before the file, the line and the function in a reason."""
 PRINTED: Final = "printed_bytes"
 """Key in `extra` of a verdict whose solution printed in its calls."""
 
@@ -111,7 +106,7 @@ def describe_verdict(evaluation: Evaluation) -> str:
     """Return the status, followed by the numbers of a pass or the reason of a failure."""
     performance, status = evaluation.performance, evaluation.status.value
     if performance is None:
-        reason = cut_reason(reason_of(evaluation))
+        reason = reason_of(evaluation)
         return f"{status}: {reason}" if reason else status
     if not performance.latency_ms:
         return f"{status} (not timed)"
@@ -127,17 +122,6 @@ def describe_verdict(evaluation: Evaluation) -> str:
     )
 
 
-def cut_reason(reason: str) -> str:
-    """Shorten a reason to the length of a line of progress on a terminal. The cut is between words. A source location
-    at the end is kept."""
-    if len(reason) <= REASON_SHOWN or not sys.stderr.isatty():
-        return reason
-    text, at, location = reason.rpartition(LOCATION)
-    end = f"{at}{location}" if text and len(location) < REASON_SHOWN // 2 else ""
-    kept = reason[: REASON_SHOWN - 1 - len(end)]
-    return f"{kept.rpartition(' ')[0] or kept}…{end}"
-
-
 def summary_cells(rows: Sequence[SummaryRow]) -> Cells:
     """Return the columns of a table with a row for each solution."""
     own: _Columns = {
@@ -150,7 +134,7 @@ def summary_cells(rows: Sequence[SummaryRow]) -> Cells:
     return {**cells, RANKED: "{ranked_ms:ms}"} if any(row.ranked_ms for row in rows) else cells
 
 
-def best_cells(rows: Sequence[BestRow], names: Names) -> Cells:
+def best_cells(rows: Sequence[WorkloadRow], names: Names) -> Cells:
     """Return the columns of a table with the best passing trace of each workload."""
     own: _Columns = {"Workload": lambda row: names[row.definition, row.workload]}
     if not all("=" in names[row.definition, row.workload] for row in rows):
@@ -159,40 +143,34 @@ def best_cells(rows: Sequence[BestRow], names: Names) -> Cells:
 
 
 def render_summary(
-    rows: Sequence[SummaryRow],
-    names: Names,
-    pick: Callable[[Cells], Cells] = default_columns,
-    against: str = "the reference",
+    rows: Sequence[SummaryRow], names: Names, cells: Cells | None = None, against: str = "the reference"
 ) -> str:
     """Render a row for each solution, then the reasons of all failures, then notes on the numbers.
 
     Args:
         names: the names of the rows' workloads.
-        pick: takes all columns; returns the columns to render.
+        cells: the columns to render; None for the default columns.
         against: the baseline of the speed-ups.
     """
     failures = ["Failures"]
     for row in (row for row in rows if row.failures):
         failures.append(f"  {row.definition} / {row.solution}")
         for group in row.failures:
-            shown = ", ".join(names[row.definition, uuid] for uuid in group.workloads[:SHOWN_WORKLOADS])
-            shown += ", …" if len(group.workloads) > SHOWN_WORKLOADS else ""
+            shown = some([names[row.definition, uuid] for uuid in group.workloads], more=", …")
             where = f"{len(group.workloads)} of {count(row.judged, 'workload')} ({shown})"
             if len(group.workloads) == row.judged:
                 where = f"all {row.judged} workloads" if row.judged > 1 else f"workload {shown}"
             reason = group.reason or "no reason recorded"
             failures.append(f"    {group.status} on {where}: {'' if group.is_exact else 'for example, '}{reason}")
-    note = [SUMMARY_NOTE.format(against)] if any(row.latency_ms is not None for row in rows) else []
-    cells = pick(summary_cells(rows))
-    ranked = [RANKED_NOTE] if RANKED in cells else []
-    notes = [*note, *ranked, *weight_notes(rows), *sol_notes(rows, cells), *_notes(rows)]
-    return join_sections(_head(rows), _render(rows, cells), failures[1:] and failures, notes)
+    cells = cells or default_columns(summary_cells(rows))
+    notes = [SUMMARY_NOTE.format(against)] if any(row.latency_ms is not None for row in rows) else []
+    notes += [RANKED_NOTE] if RANKED in cells else []
+    return _render(rows, cells, failures[1:] and failures, [*notes, *weight_notes(rows)])
 
 
-def render_best(rows: Sequence[BestRow], names: Names, pick: Callable[[Cells], Cells] = default_columns) -> str:
+def render_best(rows: Sequence[WorkloadRow], names: Names, cells: Cells | None = None) -> str:
     """Render the best passing trace of each workload; see `render_summary`."""
-    cells = pick(best_cells(rows, names))
-    return join_sections(_head(rows), _render(rows, cells), [*sol_notes(rows, cells), *_notes(rows)])
+    return _render(rows, cells or default_columns(best_cells(rows, names)))
 
 
 def render_verdicts(rows: Sequence[WorkloadRow], names: Names, by: str) -> str:
@@ -205,7 +183,7 @@ def render_verdicts(rows: Sequence[WorkloadRow], names: Names, by: str) -> str:
     del cells["Definition"]
     if any(row.failures for row in rows):
         cells["Reason"] = lambda row: row.failures[0].reason if row.failures else ""
-    return join_sections(_head(rows), _render(rows, cells), _notes(rows)) if rows else ""
+    return _render(rows, cells) if rows else ""
 
 
 def make_grid(rows: Sequence[WorkloadRow], names: Names) -> tuple[Cells, list[Line]]:
@@ -254,9 +232,9 @@ def speedup_cell(row: Any) -> str:
     return format_speedup(row.speedup, row.speedup_interval95)
 
 
-def head_of(standings: Iterable[str]) -> str:
-    """Return the line above a table whose results are all from CPUs; empty for a table with results of GPUs."""
-    return f"{INDICATIVE}\n\n" if set(standings) - {""} == {INDICATIVE} else ""
+def head_of(standings: Iterable[str]) -> list[str]:
+    """Return the line above a table whose results are all from CPUs; no line for a table with results of GPUs."""
+    return [INDICATIVE] if set(standings) - {""} == {INDICATIVE} else []
 
 
 def standing_mark(standing: str) -> str:
@@ -297,8 +275,9 @@ def _add_figures(rows: Sequence[SummaryRow], own: Cells) -> Cells:
     return cells
 
 
-def _render(rows: Sequence[SummaryRow], cells: Cells) -> str:
-    """Render rows. Below each row there is a line for every solution that ties with the row."""
+def _render(rows: Sequence[SummaryRow], cells: Cells, details: Sequence[str] = (), notes: Sequence[str] = ()) -> str:
+    """Render rows, then details and notes. Below each row there is a line for every solution that ties with the
+    row."""
     lines: list[list[str]] = []
     for row in rows:
         lines.append([fill_cell(cell, row) for cell in cells.values()])
@@ -309,7 +288,8 @@ def _render(rows: Sequence[SummaryRow], cells: Cells) -> str:
             shown = {one: fill_cell(cells[one], tie) for one in TIE_CELLS if tie and one in cells}
             below = {"Definition": row.definition, "Solution": name, **shown}
             lines.append([below.get(heading, "") for heading in cells])
-    return render_table(list(cells), lines)
+    notes = [*notes, *sol_notes(rows, cells), *_notes(rows)]
+    return join_sections(_head(rows), render_table(list(cells), lines), details, notes)
 
 
 def _time_in(column: str, line: Line) -> str:
@@ -335,7 +315,7 @@ def _head(rows: Sequence[SummaryRow]) -> list[str]:
     rows = _with_ties(rows)
     timings, timed = [row.timing for row in rows], _timings_of(rows)
     which = "all rows" if len(timed) == len(rows) else "all rows with a meaningful time"
-    return _wrap(f"{which}: {describe_flag(flag, timings)}" for flag in _common_flags(rows))
+    return [wrap_line(f"{which}: {describe_flag(flag, timings)}") for flag in _common_flags(rows)]
 
 
 def _notes(rows: Sequence[SummaryRow], *, in_words: bool = False) -> list[str]:
@@ -346,8 +326,9 @@ def _notes(rows: Sequence[SummaryRow], *, in_words: bool = False) -> list[str]:
         *([TIE_NOTE] if has_ties else []),
         *standing_notes(rows),
         *(line for line in (describe_ways(timings), describe_bounds(timings)) if line is not None),
-        *_wrap(
-            ("" if in_words else f"{letter} ") + describe_flag(flag, timings) for flag, letter in _letters(rows).items()
+        *(
+            wrap_line(("" if in_words else f"{letter} ") + describe_flag(flag, timings))
+            for flag, letter in _letters(rows).items()
         ),
         *dict.fromkeys(f"{TIMING_MARK} {row.timing_caveat}" for row in rows if row.timing_caveat is not None),
     ]
@@ -356,10 +337,6 @@ def _notes(rows: Sequence[SummaryRow], *, in_words: bool = False) -> list[str]:
 def _with_ties(rows: Sequence[SummaryRow]) -> list[SummaryRow]:
     """Return the rows, each followed by its shown ties."""
     return [one for row in rows for one in (row, *row.ties[:MOST_TIES])]
-
-
-def _wrap(lines: Iterable[str]) -> list[str]:
-    return [wrap_line(line, available_width(sys.stdout)) for line in lines]
 
 
 def _common_flags(rows: Sequence[SummaryRow]) -> list[str]:

@@ -1,28 +1,26 @@
 """Compares authors with a baseline: score, win rate, fast_p, share of the roofline. Also makes rows by author, op type
 or hardware.
 
-The ratio of a workload is the baseline's latency divided by the author's latency, on the same hardware. The baseline is
-the reference, or the fastest passing solution of a chosen author. A slow baseline inflates every ratio, so the rank
-does not use the baseline. The rank compares each latency with the fastest latency on the workload. If a workload has
-confirmed latencies, the fastest of these counts. First place needs a confirmed latency if any author has one.
+The ratio of a workload is its speed-up over the baseline, on the same hardware. The baseline is the reference, or the
+fastest passing solution of `TraceSet.baseline_author`. A slow baseline inflates every ratio, so the rank does not use
+the baseline. The rank compares each latency with the fastest latency on the workload. If a workload has confirmed
+latencies, the fastest of these counts. First place needs a confirmed latency if any author has one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import log
 from operator import attrgetter
 from statistics import fmean
 from typing import Any, Final, Literal
 
 from flashinfer_bench.data.measurement import CONFIRMED, join_standings, lead_confirmed
-from flashinfer_bench.data.sets.results import Result, group, lowest_of, with_sol_scores
+from flashinfer_bench.data.sets.results import Result, group, lowest_of
 from flashinfer_bench.data.sets.scores import score_of
 from flashinfer_bench.data.sets.weights import differ, weighted_geometric_mean, weighted_mean
-from flashinfer_bench.errors import UsageError
-from flashinfer_bench.report.intervals import MeanRatio, mean_of, mean_speedup
-from flashinfer_bench.report.summary import BestRow, basis_of
+from flashinfer_bench.report.intervals import MeanRatio, mean_speedup
+from flashinfer_bench.report.summary import basis_of
 
 GroupKey = Literal["author", "op_type", "hardware"]
 GROUP_KEYS: Final[tuple[GroupKey, ...]] = ("author", "op_type", "hardware")
@@ -32,8 +30,6 @@ _Times = Mapping[tuple[str, str, str], float]
 """(definition, workload, hardware) → latency."""
 _Weights = Mapping[str, Mapping[str, float]]
 """Hardware → definition → sum of the workloads' weights."""
-_Baseline = _Times | None
-"""The latencies of the baseline; None for the latencies of the reference."""
 _key = attrgetter("definition", "workload", "hardware")
 
 
@@ -113,33 +109,23 @@ class WinnersRow:
     confirmed: bool
 
 
-def rank_by_author(results: Iterable[Result], baseline_author: str | None = None) -> list[AuthorRow]:
+def rank_by_author(results: Iterable[Result], without: str | None = None) -> list[AuthorRow]:
     """Return a row for each author and kind of hardware, ordered by hardware, then by `fastest_share`, descending.
 
     Args:
-        results: the results that count, one per job.
-        baseline_author: author whose fastest passing solution is the baseline of each workload; None for the reference.
-
-    Raises:
-        UsageError: the baseline author has no result.
+        results: the results that count, one per job, with their baseline.
+        without: the author of the baseline, who has no row.
     """
     kept = [item for item in results if not item.reported.run.quick]
-    authors = group(kept, attrgetter("author"))
-    if baseline_author is not None and baseline_author not in authors:
-        known = ", ".join(sorted(authors)) or "none"
-        raise UsageError(f"--baseline-author: {baseline_author!r} has no verdict to compare with; authors: {known}")
-    baseline = None if baseline_author is None else lowest_of(authors[baseline_author])
-    if baseline_author is not None:
-        kept = with_sol_scores(kept, authors[baseline_author], baseline_author)
     fastest = lowest_of(kept)
     weights = {_key(item): item.weight for item in kept}
     passed = {key: weights[key] for key in fastest}
     scored = {_key(item): item.weight for item in kept if item.sol_baseline}
     weighted = differ(weights.values())
     rows = [
-        replace(_author_row(items, baseline, fastest, _add_up(passed), _add_up(scored)), weighted=weighted)
+        replace(_author_row(items, fastest, _add_up(passed), _add_up(scored)), weighted=weighted)
         for (author, _), items in group(kept, attrgetter("author", "hardware")).items()
-        if author != baseline_author
+        if author != without
     ]
     rows.sort(key=lambda row: (row.hardware, -(row.fastest_share or 0.0), -(row.score or 0.0), row.author))
     return lead_confirmed(rows, attrgetter("hardware"), attrgetter("standing"))
@@ -155,39 +141,29 @@ def group_by(results: Iterable[Result], key: GroupKey) -> list[GroupRow]:
             solutions=len({(item.definition, item.solution) for item in items}),
             judged=len(items),
             weighted=weighted,
-            **_figures(items, None),
+            **_figures(items),
         )
         for name, items in sorted(group(given, attrgetter(key)).items())
     ]
 
 
-def count_winners(rows: Sequence[BestRow], key: GroupKey) -> list[WinnersRow]:
+def count_winners(contests: Sequence[Sequence[Result]], key: GroupKey) -> list[WinnersRow]:
     """Return a row for each author, op type or kind of hardware, ordered by `weight_share`, descending.
 
     Args:
-        rows: the best solution of each workload.
+        contests: the results of each workload, the best first.
         key: the property that rows are grouped by.
     """
-    found, total, weighted = [], sum(row.weight for row in rows), differ(row.weight for row in rows)
-    for name, items in group(rows, attrgetter(key)).items():
-        known = [(row.speedup, row) for row in items if row.speedup is not None and row.timing_caveat is None]
-        ends = [(speedup, row.speedup_interval95) for speedup, row in known]
-        halves = [bounds and log(bounds[1] / speedup) for speedup, bounds in ends]
-        mean = mean_of([speedup for speedup, _ in known], halves, [row.weight for _, row in known])
-        share = sum(row.weight for row in items) / total
-        standing = join_standings(row.standing for row in items)
+    best = [ranked[0] for ranked in contests]
+    found, total, weighted = [], sum(item.weight for item in best), differ(item.weight for item in best)
+    for name, items in group(best, attrgetter(key)).items():
+        mean = mean_speedup(item for item in items if item.measurement.meaningful)
+        share = sum(item.weight for item in items) / total
+        standing = join_standings(item.measurement.standing for item in items)
         confirmed = standing == CONFIRMED
         value, interval = (None, None) if mean is None else (mean.value, mean.interval)
-        found.append(WinnersRow(name, len(items), len(rows), value, interval, share, weighted, standing, confirmed))
+        found.append(WinnersRow(name, len(items), len(best), value, interval, share, weighted, standing, confirmed))
     return sorted(found, key=lambda row: (-row.weight_share, row.group))
-
-
-def speedup_of(results: Iterable[Result], baseline: _Baseline = None) -> MeanRatio | None:
-    """Return the geometric mean of ratios. The mean has an interval only if the reference is the baseline."""
-    if baseline is None:
-        return mean_speedup(item for item in results if item.is_ranked)
-    ratios = _ratios(results, baseline)
-    return mean_of([ratio for _, ratio in ratios], [], [item.weight for item, _ in ratios])
 
 
 def roofline_share_of(results: Iterable[Result]) -> float | None:
@@ -197,32 +173,25 @@ def roofline_share_of(results: Iterable[Result]) -> float | None:
     return weighted_geometric_mean(known) if known else None
 
 
-def _figures(items: Sequence[Result], baseline: _Baseline) -> dict[str, Any]:
+def _figures(items: Sequence[Result]) -> dict[str, Any]:
     """Return the common columns of authors and groups."""
     counted = [item for item in items if item.trace.workload.timed or not item.is_passed]
-    ratios, total = _ratios(items, baseline), sum(item.weight for item in counted) or 1.0
+    ratios, total = _ratios(items), sum(item.weight for item in counted) or 1.0
     return {
         "definitions": len({item.definition for item in items}),
         "passed": sum(item.is_passed for item in items),
-        "speedup": speedup_of(items, baseline),
-        "fast_p": tuple(sum(item.weight for item, ratio in ratios if ratio > p) / total for p in FAST_P),
+        "speedup": mean_speedup(item for item in items if item.is_ranked),
+        "fast_p": tuple(sum(weight for ratio, weight in ratios if ratio > p) / total for p in FAST_P),
         "roofline_share": roofline_share_of(items),
     }
 
 
-def _ratios(results: Iterable[Result], baseline: _Baseline) -> list[tuple[Result, float]]:
-    """Return baseline / latency of ranked results. Results without a baseline are skipped."""
-    found = []
-    for item in results:
-        against = item.reference_ms if baseline is None else baseline.get(_key(item))
-        if item.is_ranked and item.latency_ms and against:
-            found.append((item, against / item.latency_ms))
-    return found
+def _ratios(results: Iterable[Result]) -> list[tuple[float, float]]:
+    """Return the ratio and the weight of each ranked result with a baseline."""
+    return [(item.speedup, item.weight) for item in results if item.is_ranked and item.speedup]
 
 
-def _author_row(
-    items: Sequence[Result], baseline: _Baseline, fastest: _Times, passed: _Weights, scored: _Weights
-) -> AuthorRow:
+def _author_row(items: Sequence[Result], fastest: _Times, passed: _Weights, scored: _Weights) -> AuthorRow:
     author, hardware = items[0].author, items[0].hardware
     workloads, floors = passed.get(hardware, {}), scored.get(hardware, {})
     best, scores, shares, sol_scores = [], [], 0.0, 0.0
@@ -231,10 +200,10 @@ def _author_row(
         sums = [sum((item.sol_score or 0.0) * item.weight for item in one) for one in solutions]
         sol_scores += max(sums) / floors.get(name, 1.0)
         shares += max(_fastest_share(one, fastest) for one in solutions) / workloads.get(name, 1.0)
-        chosen = max(solutions, key=lambda one: _merit(one, baseline))
+        chosen = max(solutions, key=_merit)
         best += chosen
-        scores.append(_score(chosen, baseline))
-    ratios = _ratios(best, baseline)
+        scores.append(_score(chosen))
+    ratios = _ratios(best)
     known = [score for score in scores if score is not None]
     standing = join_standings(item.standing for item in items)
     is_compared = bool(workloads) and any(item.is_ranked or not item.is_passed for item in items)
@@ -244,13 +213,13 @@ def _author_row(
         score=fmean(known) if known else None,
         workloads=len(best),
         compared=len(ratios),
-        win_rate=weighted_mean([(ratio > 1, item.weight) for item, ratio in ratios]) if ratios else None,
+        win_rate=weighted_mean([(ratio > 1, weight) for ratio, weight in ratios]) if ratios else None,
         fastest_share=shares / len(workloads) if is_compared else None,
         standing=standing,
         confirmed=standing == CONFIRMED,
         sol_score=sol_scores / len(floors) if floors else None,
         sol_basis=basis_of(items),
-        **_figures(best, baseline),
+        **_figures(best),
     )
 
 
@@ -269,14 +238,13 @@ def _fastest_share(own: Sequence[Result], fastest: _Times) -> float:
     return sum(item.weight * min(1.0, fastest[_key(item)] / latency) for item, latency in ranked)
 
 
-def _score(own: Sequence[Result], baseline: _Baseline) -> float | None:
+def _score(own: Sequence[Result]) -> float | None:
     """Return the score of a solution; None without a ratio and without a failed workload."""
-    ratios = [(ratio, item.weight) for item, ratio in _ratios(own, baseline)]
-    failed = sum(not item.is_passed for item in own)
+    ratios, failed = _ratios(own), sum(not item.is_passed for item in own)
     return score_of(ratios, failed) if ratios or failed else None
 
 
-def _merit(own: Sequence[Result], baseline: _Baseline) -> tuple[float, int, float]:
+def _merit(own: Sequence[Result]) -> tuple[float, int, float]:
     latencies = [(item.latency_ms, item.weight) for item in own if item.latency_ms is not None]
     fastest = -weighted_geometric_mean(latencies) if latencies else 0.0
-    return _score(own, baseline) or 0.0, sum(item.is_passed for item in own), fastest
+    return _score(own) or 0.0, sum(item.is_passed for item in own), fastest

@@ -40,6 +40,7 @@ NUMBER: Final = re.compile(r"-?\d[\d.]*(?:e[-+]?\d+)?")
 PairKey = tuple[str, str]
 """Names of definition and solution."""
 _key = attrgetter("definition", "solution", "hardware")
+_workload = attrgetter("definition", "hardware", "workload")
 
 
 @dataclass(frozen=True)
@@ -101,28 +102,20 @@ class SummaryRow:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BestRow(SummaryRow):
-    """The best passing trace of one workload on one kind of hardware. The row covers only this workload."""
+class WorkloadRow(SummaryRow):
+    """One solution on one workload and one kind of hardware."""
 
     op_type: str
     author: str
     workload: str
     axes: Mapping[str, int]
+    status: str
     contenders: int
     """Number of passing solutions for the workload."""
     interval: TimeInterval | None
     """95 % interval of the latency, including the variation between workers."""
     weight: float
     """The workload's weight."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class WorkloadRow(SummaryRow):
-    """One solution on one workload and one kind of hardware."""
-
-    workload: str
-    axes: Mapping[str, int]
-    status: str
     is_best: bool
     """Whether the solution is the best passing solution of the workload."""
     is_tie: bool
@@ -173,47 +166,39 @@ def summarise_results(
     return lead_confirmed(sorted(rows, key=_rank), lambda row: _rank(row)[:5], attrgetter("standing"))
 
 
-def best_by_workload(
-    traces: Iterable[AnyTrace], by: Merit = "latency", trace_set: TraceSet | None = None
-) -> list[BestRow]:
-    """Return the best passing trace of each workload. Meaningful times come first, and confirmed times come first among
-    them."""
+def rank_by_workload(results: Iterable[Result], by: Merit = "latency") -> list[list[Result]]:
+    """Return the passing results of each workload on each kind of hardware, the best first. Meaningful times come
+    first, and confirmed times come first among them."""
 
     def order(item: Result) -> tuple[bool, bool, float, float]:
         merits = (item.latency_ms or 0.0, -(item.speedup or 0.0))
         merits = merits if by == "latency" else merits[::-1]
         return not item.measurement.meaningful, item.standing != CONFIRMED, *merits
 
-    passed = [item for item in list_results(trace_set, traces) if item.is_passed and item.may_be_best]
-    timed = (item for item in passed if item.latency_ms is not None)
-    contests = group(timed, attrgetter("definition", "hardware", "workload"))
-    ordered = sorted(contests.items(), key=lambda contest: contest[0][:2])
-    return [_best(sorted(items, key=order)) for _, items in ordered]
+    passed = [item for item in results if item.is_passed and item.may_be_best]
+    contests = group((item for item in passed if item.latency_ms is not None), _workload)
+    return [sorted(items, key=order) for _, items in sorted(contests.items(), key=lambda contest: contest[0][:2])]
+
+
+def best_by_workload(
+    traces: Iterable[AnyTrace], by: Merit = "latency", trace_set: TraceSet | None = None
+) -> list[WorkloadRow]:
+    """Return the best passing trace of each workload, with its ties."""
+    rows = []
+    for ranked in rank_by_workload(list_results(trace_set, traces), by):
+        ties = _ties(ranked)
+        rows.append(replace(_workload_row(ranked[0], ranked, ties), ties=tuple(_row([tie]) for tie in ties)))
+    return rows
 
 
 def by_workload(traces: Iterable[AnyTrace], trace_set: TraceSet | None = None) -> list[WorkloadRow]:
     """Return a row for each solution and workload. Solutions have the order of `summarise`. Workloads are ordered by
     axes."""
-    given = list(traces)
-    results = list_results(trace_set, given)
-    best = {(row.definition, row.hardware, row.workload): row for row in best_by_workload(given, trace_set=trace_set)}
+    results = list_results(trace_set, traces)
+    contests = {_workload(ranked[0]): (ranked, _ties(ranked)) for ranked in rank_by_workload(results)}
     order = {_key(row): index for index, row in enumerate(summarise_results(results))}
-    rows = []
-    for item in sorted(
-        results, key=lambda item: (order[_key(item)], [*item.trace.workload.axes.items()], item.workload)
-    ):
-        first = best.get((item.definition, item.hardware, item.workload))
-        rows.append(
-            WorkloadRow(
-                **vars(_row([item])),
-                workload=item.workload,
-                axes=dict(item.trace.workload.axes),
-                status=item.status,
-                is_best=first is not None and first.solution == item.solution,
-                is_tie=first is not None and item.solution in {tie.solution for tie in first.ties},
-            )
-        )
-    return rows
+    results.sort(key=lambda item: (order[_key(item)], [*item.trace.workload.axes.items()], item.workload))
+    return [_workload_row(item, *contests.get(_workload(item), ((), ()))) for item in results]
 
 
 def best_by_definition(
@@ -317,20 +302,29 @@ def _rank(row: SummaryRow) -> tuple[str, bool, str, bool, float, float, float, s
     return (*contest, -share, -(row.speedup or 0.0), latency, row.solution)
 
 
-def _best(ranked: Sequence[Result]) -> BestRow:
+def _ties(ranked: Sequence[Result]) -> list[Result]:
+    """Return the results whose intervals overlap the interval of the first result."""
     first, *others = ranked
-    row, interval = _row([first]), interval_of(first)
-    rivals = [item for item in others if row.timing_caveat is None and item.measurement.meaningful]
-    met = [item for item in rivals if interval and (other := interval_of(item)) and interval.meets(other)]
-    return BestRow(
-        **{**vars(row), "ties": tuple(_row([item]) for item in met)},
-        op_type=first.op_type,
-        author=first.author,
-        workload=first.workload,
-        axes=dict(first.trace.workload.axes),
+    interval = interval_of(first)
+    if interval is None or not first.measurement.meaningful:
+        return []
+    rivals = [(item, interval_of(item)) for item in others if item.measurement.meaningful]
+    return [item for item, other in rivals if other is not None and interval.meets(other)]
+
+
+def _workload_row(item: Result, ranked: Sequence[Result], ties: Sequence[Result]) -> WorkloadRow:
+    return WorkloadRow(
+        **vars(_row([item])),
+        op_type=item.op_type,
+        author=item.author,
+        workload=item.workload,
+        axes=dict(item.trace.workload.axes),
+        status=item.status,
         contenders=len(ranked),
-        interval=interval,
-        weight=first.weight,
+        interval=interval_of(item),
+        weight=item.weight,
+        is_best=any(item is one for one in ranked[:1]),
+        is_tie=any(item is tie for tie in ties),
     )
 
 

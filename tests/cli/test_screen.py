@@ -18,7 +18,7 @@ from flashinfer_bench.cli.tables import (
     render_table,
     shorten_uuid,
 )
-from flashinfer_bench.cli.verdicts import cut_reason, describe_verdict, name_jobs, render_best, render_summary
+from flashinfer_bench.cli.verdicts import describe_verdict, name_jobs, render_best, render_summary
 from flashinfer_bench.data.issue import LoadIssue
 from flashinfer_bench.report.summary import best_by_workload, summarise
 from tests.cli.fake_engine import CPU, finished, make_jobs, play_run, write_small_set
@@ -170,20 +170,6 @@ def test_a_small_run_of_one_definition_ends_with_its_times_by_workload_on_a_term
     monkeypatch.setattr("sys.stdout", Terminal())
     play_run(words)
     assert re.search(r"\nWorkload +double_python +other\n", sys.stdout.getvalue())
-
-
-@pytest.mark.parametrize(
-    ("reason", "shown"),
-    [
-        ("12.5 and " * 20, "12.5 and " * 12 + "12.5 and…"),
-        (f"{'12.5 and ' * 20}, at a.py:3, in helper", "12.5 and " * 10 + "12.5…, at a.py:3, in helper"),
-        ("x" * 200, "x" * 119 + "…"),
-    ],
-)
-def test_a_long_reason_is_cut_at_a_word_on_a_terminal_only(reason, shown, monkeypatch):
-    assert cut_reason(reason) == reason
-    monkeypatch.setattr("sys.stderr", Terminal())
-    assert cut_reason(reason) == shown
 
 
 def test_what_is_written_to_a_terminal_has_lines_and_no_other_control_characters(monkeypatch):

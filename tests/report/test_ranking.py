@@ -22,7 +22,9 @@ def times(name, *latencies, **parts):
 
 def rank(*groups, baseline=None):
     traces = [trace for part in groups for trace in part]
-    return rank_by_author(list_results(set_of(*traces), traces), baseline)
+    trace_set = set_of(*traces)
+    trace_set.baseline_author = baseline
+    return rank_by_author(list_results(trace_set, traces), baseline)
 
 
 def test_a_failed_workload_counts_zero_in_the_score_and_in_fast_p():

@@ -10,7 +10,7 @@ from flashinfer_bench.data import TraceSet
 from flashinfer_bench.data.sets.results import list_results
 from flashinfer_bench.report.intervals import read_speedup
 from flashinfer_bench.report.ranking import count_winners, group_by, rank_by_author
-from flashinfer_bench.report.summary import best_by_definition, best_by_workload, summarise
+from flashinfer_bench.report.summary import best_by_definition, best_by_workload, rank_by_workload, summarise
 from tests.cli.fake_engine import write_small_set
 from tests.report.made import CPU, FULL, STANDARD, UNREAL, on, set_of
 
@@ -49,7 +49,7 @@ def test_a_speedup_has_an_interval_if_both_times_have_one(halves, reference, sho
     traces = [on(f"w{at}", speedup=8.0, half=half, baseline=reference) for at, half in enumerate(halves)]
     trace_set = set_of(*traces)
     (row,), (author,) = summarise(traces), rank_by_author(list_results(trace_set, traces))
-    (winner,) = count_winners(best_by_workload(traces, trace_set=trace_set), "author")
+    (winner,) = count_winners(rank_by_workload(list_results(trace_set, traces)), "author")
     (whole,) = group_by(list_results(trace_set, traces), "hardware")
     found = [row.speedup_interval95, winner.speedup_interval95, author.speedup.interval, whole.speedup.interval]
     if shown is None:

@@ -93,6 +93,7 @@ def test_means_count_failed_missing_and_refused_workloads_as_zero(tmp_path):
     assert ranked == {
         author: pytest.approx(score / 3) for author, score in (("alice", 1.25), ("baseline", 0.5), ("bob", 1.0))
     }
+    trace_set.baseline_author = "alice"
     against = {row.author: row.sol_score for row in rank_by_author(list_results(trace_set, traces), "alice")}
     assert against == {"baseline": pytest.approx(0.5 / 3), "bob": pytest.approx(1 / 3)}
 

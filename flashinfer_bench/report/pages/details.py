@@ -17,7 +17,7 @@ from flashinfer_bench.data.sets.results import Result, group, parse_time
 from flashinfer_bench.data.sets.weights import differ
 from flashinfer_bench.report.intervals import interval_of, mean_speedup
 from flashinfer_bench.report.pages.texts import colour, id_of
-from flashinfer_bench.report.ranking import FAST_P, rank_by_author, roofline_share_of, speedup_of
+from flashinfer_bench.report.ranking import FAST_P, rank_by_author, roofline_share_of
 from flashinfer_bench.report.summary import SummaryRow, summarise_results
 from flashinfer_bench.report.timing import MEANINGS, QUICK, flags_in
 from flashinfer_bench.report.verdict import caveat_in, reason_of
@@ -30,8 +30,8 @@ MOST_POINTS: Final = 200
 """Maximum times of one job in a history."""
 
 
-def describe_overview(trace_set: TraceSet, results: Sequence[Result], baseline_author: str | None) -> dict[str, Any]:
-    """Return the data of the first page and of the leaderboard."""
+def describe_overview(trace_set: TraceSet, results: Sequence[Result], ranked: Sequence[Result]) -> dict[str, Any]:
+    """Return the data of the first page and of the leaderboard. `ranked` has the leaderboard's baseline."""
     definitions, solutions = [], group(results, attrgetter("definition", "solution", "hardware"))
     names = {(item.definition, item.name) for item in trace_set.all_solutions()} | {key[:2] for key in solutions}
     counts = Counter(name for name, _ in names)
@@ -48,13 +48,13 @@ def describe_overview(trace_set: TraceSet, results: Sequence[Result], baseline_a
         "flags": list(MEANINGS.items()),
         "bounds": BOUNDS,
         "p": FAST_P,
-        "baseline": baseline_author or "",
-        "ranking": list(map(asdict, rank_by_author(results, baseline_author))),
+        "baseline": trace_set.baseline_author or "",
+        "ranking": list(map(asdict, rank_by_author(ranked, trace_set.baseline_author))),
     }
 
 
 def _describe_row(row: SummaryRow, items: Sequence[Result]) -> dict[str, Any]:
-    mean = speedup_of(items)
+    mean = mean_speedup(item for item in items if item.is_ranked)
     return {
         **{name: getattr(row, name) for name in ("definition", "solution", "hardware", "passed", "judged", "standing")},
         "id": id_of(row.definition, row.solution),

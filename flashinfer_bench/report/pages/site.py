@@ -8,7 +8,8 @@ data/d_<id>.js, s_<id>.js  one definition, one solution; ids are digests of name
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime, timezone
 from importlib import resources
 from operator import attrgetter
@@ -34,34 +35,26 @@ MARKER: Final = "flashinfer-bench-report"
 
 
 @collector_paused()
-def write_site(
-    folder: Path,
-    trace_set: TraceSet,
-    traces: Iterable[AnyTrace],
-    *,
-    title: str,
-    baseline_author: str | None = None,
-) -> dict[str, int]:
+def write_site(folder: Path, trace_set: TraceSet, traces: Sequence[AnyTrace], *, title: str) -> dict[str, int]:
     """Write the pages of a set's latest verdicts; return the numbers of definitions, solutions and verdicts.
 
     Args:
         folder: a new or empty folder, or a folder that this function wrote. Links inside the folder are not followed.
-        trace_set: the set with the definitions and solutions.
+        trace_set: the set with the definitions and solutions. Its baseline author is the baseline of the leaderboard.
         traces: the traces to show.
         title: title of the pages.
-        baseline_author: author whose solutions are the baseline of the ranking; None for the reference.
 
     Raises:
         DataSetError: the folder has other content.
-        UsageError: the baseline author has no verdict.
         OSError: a file cannot be written.
     """
     if folder.exists() and not (folder.is_dir() and (_is_ours(folder / "index.html") or not any(folder.iterdir()))):
         raise DataSetError(f"{folder}: holds something else than a report; name a new or an empty folder")
-    everything = list_results(trace_set, traces, latest_only=False)
+    everything = list_results(replace(trace_set, baseline_author=None), traces, latest_only=False)
     results = [item for item in everything if item.is_latest]
+    ranked = list_results(trace_set, traces) if trace_set.baseline_author else results
     made = datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
-    overview = {"made": made, "version": __version__, **describe_overview(trace_set, results, baseline_author)}
+    overview = {"made": made, "version": __version__, **describe_overview(trace_set, results, ranked)}
     folder.mkdir(parents=True, exist_ok=True)
     with open_folder(folder / "data", folder) as there:
         for old in there.own_path.glob("[ds]_*.js"):

@@ -100,8 +100,8 @@ def long_set():
     )
 
 
-def write_pages(folder, trace_set, **how):
+def write_pages(folder, trace_set):
     """Write the pages of a whole set, and return their folder."""
     traces = [trace for part in trace_set.traces.values() for trace in part]
-    write_site(folder, trace_set, traces, title="a <set>", **how)
+    write_site(folder, trace_set, traces, title="a <set>")
     return folder

@@ -59,7 +59,8 @@ def test_a_folder_has_names_of_digits_and_its_page_forbids_inline_code_and_netwo
 def test_the_data_contain_the_latest_verdicts(tmp_path):
     trace_set = usual_set()
     trace_set.traces["double"][0].evaluation.extra["measurement"].update(meaningful=False, reason="interpreted")
-    folder = write_pages(tmp_path / "pages", trace_set, baseline_author="author of slow")
+    trace_set.baseline_author = "author of slow"
+    folder = write_pages(tmp_path / "pages", trace_set)
     scores = {(row["author"], row["hardware"]): row["score"] for row in read(folder)["ranking"]}
     assert scores["author of fast", "odd device"] == 1.5
     broken = read(folder, "double", "broken")
