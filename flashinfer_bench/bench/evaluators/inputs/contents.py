@@ -1,14 +1,15 @@
 """The contents of the inputs of timed calls: each call of a job gets its own contents, which are derived from a secret.
 
-A solution could answer a repeated input from memory, so no two calls get the same contents. Contents are derived from a
-set of inputs that the evaluator made (the base), in one of four modes. The input's rule chooses the mode (`rules.py`):
+A solution could answer a repeated input from memory, so no two calls get the same contents. The input's rule
+(`rules.py`) and its source choose one of four modes:
 
-    scaled   random normal values: new values. Other floats: rotated by a secret number of elements, shuffled in rows,
-             multiplied by factors of 0.8 to 1.25; half of the calls also negate an input that has both signs
-    rolled   narrow formats, packed words, and numbers with a fixed range: rotated by a secret number of elements. Then
-             random bits are flipped: any bits of random inputs; in other inputs, bits that keep each number in range
-    redrawn  inputs with a constraint, such as rows that add up to one: made again by the rule, or by the definition's
-             function. Stored inputs: shuffled and multiplied, so that each row keeps its sum or length
+    redrawn  random inputs: made again by their rule, and custom inputs by the definition's function. Stored inputs with
+             a constraint, such as rows that add up to one: shuffled and multiplied, so that each row keeps its sum or
+             length
+    scaled   other stored floats: rotated by a secret number of elements, shuffled in rows, multiplied by factors of 0.8
+             to 1.25; half of the calls also negate an input that has both signs
+    rolled   stored narrow formats, packed words, numbers with a fixed range: rotated by a secret number of elements.
+             Quantised numbers also get other bits that keep each number in range
     fixed    integers that give structure (page tables, offsets), single numbers, tables of constants: unchanged
 
 Factors and orders are secret. Orders differ from row to row, and factors from element to element. With a single factor
@@ -18,7 +19,6 @@ solution could still use weights that it converted and cached. `writer.py` write
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Sequence
 from functools import cached_property, partial
@@ -32,7 +32,8 @@ from flashinfer_bench.bench.evaluators.inputs.custom import SLOW_S, CustomInputs
 from flashinfer_bench.bench.evaluators.inputs.distributions import ValueSpec
 from flashinfer_bench.bench.evaluators.inputs.generate import bind_axes
 from flashinfer_bench.bench.evaluators.inputs.rules import VariedInput, find_varied_input
-from flashinfer_bench.bench.evaluators.inputs.writer import DRAWN, MULTIPLIED, NEGATED, Unsigned, Writer, open_writer
+from flashinfer_bench.bench.evaluators.inputs.seeds import derive_seed
+from flashinfer_bench.bench.evaluators.inputs.writer import MULTIPLIED, NEGATED, Unsigned, Writer, open_writer
 from flashinfer_bench.data import Definition, RandomInput, Workload
 
 LARGEST_SHARE_FACTOR: Final = 2.0
@@ -53,8 +54,6 @@ COUNTED_TOGETHER: Final = 1 << 26
 LEAST_REACH: Final = 4
 """Integers count as quantised values if any magnitude reaches this number. Smaller integers may be codes, such as -1
 for "no value"."""
-SECRETS_TOGETHER: Final = 64
-"""Number of calls whose secrets come from one digest."""
 ALIGNED: Final = 256
 """In memory, the inputs of two consecutive calls are a multiple of this many elements apart."""
 
@@ -91,49 +90,15 @@ def find_varied(definition: Definition, workload: Workload, device: torch.device
                 result[name] = VariedInput(name, "fixed")
             elif is_redrawn:
                 draw = partial(lambda name, seed: custom.draw(seed)[name], name)
-                result[name] = VariedInput(name, "redrawn", draw, is_joint=True)
+                result[name] = VariedInput(name, "redrawn", draw)
     return list(result.values())
 
 
-class _Calls:
-    """Makes inputs of calls in new memory, which the subclass's `write_all` fills."""
-
-    base: list[Any]
-    """Inputs of a set, in the order of the definition. These inputs are read and never changed."""
-
-    def write_all(self, numbers: Sequence[int], into: Rows, rows: Sequence[int], writer: Writer) -> None:
-        """Have a writer write the inputs of some calls; the caller calls `writer.finish`.
-
-        Args:
-            numbers: numbers of the calls.
-            into: memory of each input's contents.
-            rows: the rows of the calls.
-            writer: writes many calls in little more time than a single call.
-        """
-        raise NotImplementedError
-
-    def make_all(self, numbers: Sequence[int]) -> list[list[Any]]:
-        """Return the inputs of several calls, which are written together."""
-        count, base = len(numbers), self.base
-        into = [make_rows(value, count) if isinstance(value, torch.Tensor) else None for value in base]
-        devices = [value.device for value in base if isinstance(value, torch.Tensor)]
-        writer = open_writer(devices[0] if devices else torch.device("cpu"))
-        self.write_all(numbers, into, range(count), writer)
-        writer.finish()
-        return [
-            [value if own is None else own[at] for value, own in zip(base, into, strict=True)] for at in range(count)
-        ]
-
-    def make(self, number: int) -> list[Any]:
-        """Return the inputs of one call."""
-        return self.make_all([number])[0]
-
-
-class Contents(_Calls):
+class Contents:
     """The inputs of the calls that are derived from one set of inputs, the base.
 
     Args:
-        base: the evaluator's inputs.
+        base: the evaluator's inputs, in the order of the definition. They are read and never changed.
         varied: how each input differs from call to call.
         seed: secret; with the number of a call it decides the call's content.
         base_number: number of the call that gets the base itself.
@@ -143,88 +108,67 @@ class Contents(_Calls):
         self.base = [value.contiguous() if isinstance(value, torch.Tensor) else value for value in base]
         self.base_number = base_number
         self._varied, self._seed = list(varied), seed
-        self._secrets: dict[int, Unsigned] = {}
         self._signs: dict[int, bool] = {}
 
     @cached_property
     def differs(self) -> bool:
         """Whether any input differs from call to call. Inputs of zeros, for example, are the same in each call."""
         tensors = [at for at, value in enumerate(self.base) if isinstance(value, torch.Tensor) and value.numel()]
-        return any(map(self._is_drawn, tensors)) or any(
+        return any(self._varied[at].deviation is not None for at in tensors) or any(
             not is_same(made, self.base[at])
             for at in tensors
             for number in PROBES
-            for made in Contents([self.base[at]], [self._varied[at]], self._seed, self.base_number).make(number)
+            for made in DealtContents([Contents([self.base[at]], [self._varied[at]], self._seed, 0)]).make(number)
         )
 
     def write_all(self, numbers: Sequence[int], into: Rows, rows: Sequence[int], writer: Writer) -> None:
         """Have a writer write the inputs of some calls; the caller calls `writer.finish`."""
-        base = [at for at, number in enumerate(numbers) if number == self.base_number]
-        own = [at for at, number in enumerate(numbers) if number != self.base_number]
-        secrets = self._draw_secrets([numbers[at] for at in own])
-        as_base, others = [rows[at] for at in base], [rows[at] for at in own]
-        joint: dict[int, torch.Tensor] = {}
-        for index, (value, targets) in enumerate(zip(self.base, into, strict=True)):
+        calls = list(zip(numbers, rows, strict=True))
+        as_base = [row for number, row in calls if number == self.base_number]
+        others = [(number, row) for number, row in calls if number != self.base_number]
+        secrets = self._draw_secrets([number for number, _ in others])
+        other_rows = [row for _, row in others]
+        redrawn = []
+        for index, (value, targets, varied) in enumerate(zip(self.base, into, self._varied, strict=True)):
             if not isinstance(value, torch.Tensor) or targets is None or not value.numel():
                 continue
-            is_fixed = self._varied[index].mode == "fixed"
-            same = rows if is_fixed else as_base
+            same = rows if varied.mode == "fixed" else as_base
             if same:
                 writer.move_rows(value, targets, same, np.zeros(len(same), np.uint64))
-            if self._varied[index].is_joint and not is_fixed:
-                joint[index] = targets
-            elif others and not is_fixed:
-                self._write(index, secrets, targets, others, writer)
-        for at, row in enumerate(others):  # the definition's function makes all inputs of a call at once
-            for index, targets in joint.items():
-                self._write(index, secrets[at : at + 1], targets, [row], writer)
+            if varied.mode == "fixed" or not others:
+                continue
+            if varied.deviation is not None and writer.draws(value.dtype):
+                writer.draw_rows(targets, other_rows, secrets[:, index], varied.deviation)
+            elif varied.mode == "redrawn":
+                redrawn.append((index, targets))
+            else:
+                self._move(index, secrets[:, index], targets, other_rows, writer)
+        for row, keys in zip(other_rows, secrets.tolist(), strict=True):
+            for index, targets in redrawn:
+                remake = self._varied[index].remake
+                targets[row].copy_(self._redraw(index, keys[index]) if remake is None else remake(keys[-1]))
 
     def _draw_secrets(self, numbers: Sequence[int]) -> Unsigned:
-        """Return the secrets of calls, below 2**63: [calls, inputs + 1]; the last column is for joint inputs."""
-        blocks = sorted({number // SECRETS_TOGETHER for number in numbers})
-        if not blocks:
-            return np.zeros((0, len(self.base) + 1), np.uint64)
-        drawn = np.concatenate([self._draw_block(block) for block in blocks])
-        of_block = {block: (at - block) * SECRETS_TOGETHER for at, block in enumerate(blocks)}
-        return drawn[[number + of_block[number // SECRETS_TOGETHER] for number in numbers]]
+        """Return the secrets of calls, below 2**63: [calls, inputs + 1]. The last column is for inputs that are made
+        again from one seed."""
+        columns = range(len(self.base) + 1)
+        drawn = [[derive_seed(self._seed, "contents", number, at) for at in columns] for number in numbers]
+        return np.array(drawn, np.uint64).reshape(-1, len(columns))
 
-    def _draw_block(self, block: int) -> Unsigned:
-        """Return the secrets of calls with consecutive numbers, all from one digest."""
-        if block not in self._secrets:
-            columns = len(self.base) + 1
-            text = "\x1f".join(map(str, (self._seed, "contents", block)))
-            drawn = hashlib.shake_256(text.encode()).digest(8 * columns * SECRETS_TOGETHER)
-            secrets = np.frombuffer(drawn, ">u8").astype(np.uint64) >> np.uint64(1)
-            self._secrets[block] = secrets.reshape(-1, columns)
-        return self._secrets[block]
-
-    def _is_drawn(self, index: int) -> bool:
-        return self._varied[index].deviation is not None and self.base[index].dtype in DRAWN
-
-    def _write(self, index: int, secrets: Unsigned, into: torch.Tensor, rows: Sequence[int], writer: Writer) -> None:
-        """Have the writer write one input of some calls, given the secrets of each call."""
-        value, varied = self.base[index], self._varied[index]
-        keys = secrets[:, -1 if varied.is_joint else index]
-        if varied.mode == "redrawn":
-            for key, row in zip(keys.tolist(), rows, strict=True):
-                into[row].copy_(self._redraw(index, key))
-        elif varied.deviation is not None and self._is_drawn(index):
-            writer.draw_rows(into, rows, keys, varied.deviation)
-        elif varied.mode == "scaled" and value.dtype in MULTIPLIED:
+    def _move(self, index: int, keys: Unsigned, into: torch.Tensor, rows: Sequence[int], writer: Writer) -> None:
+        """Have the writer write a scaled or rolled input of some calls."""
+        value = self.base[index]
+        moves = choose_moves(value, keys)
+        if self._varied[index].mode == "scaled":
             is_negated = (keys >> np.uint64(60) & np.uint64(1)) * np.uint64(NEGATED if self._has_signs(index) else 0)
-            moves, columns = choose_moves(value, keys), choose_columns(value)
-            writer.vary_rows(value, into, rows, moves, keys | is_negated, columns)
+            writer.vary_rows(value, into, rows, moves, keys | is_negated, choose_columns(value))
         else:
-            writer.move_rows(value, into, rows, choose_moves(value, keys))
-            flips = varied.flips or self._perturbations.get(index)
-            if flips is not None:
-                writer.flip_rows(into, rows, keys, flips)
+            writer.move_rows(value, into, rows, moves)
+            if (bits := self._perturbations.get(index)) is not None:
+                writer.flip_rows(into, rows, keys, bits)
 
     def _redraw(self, index: int, key: int) -> torch.Tensor:
         value: torch.Tensor = self.base[index]
-        remake = self._varied[index].remake
-        if remake is not None:
-            return remake(key)
         if value.dtype in MULTIPLIED and value.shape[-1] > 1:
             return redraw_rows(value, key, keeps_length=self._has_signs(index))
         dimension = -1 if value.is_floating_point() else 0  # whole packed pages are rotated
@@ -232,19 +176,20 @@ class Contents(_Calls):
         return torch.roll(value, 1 + key % (size - 1), dims=dimension) if size > 1 else value
 
     def _has_signs(self, index: int) -> bool:
-        """Return whether all numbers of an input are finite, and both signs occur. The first
-        call waits until the GPU has finished its work."""
+        """Return whether all numbers of an input are finite, and both signs occur. The first call waits until the GPU
+        has finished its work."""
         if index not in self._signs:
             low, high = torch.stack(torch.aminmax(self.base[index])).tolist()
             self._signs[index] = -math.inf < low < 0 < high < math.inf
         return self._signs[index]
 
     @cached_property
-    def _perturbations(self) -> dict[int, torch.Tensor | None]:
-        return {at: find_perturbation(self.base[at]) for at, one in enumerate(self._varied) if one.is_perturbed}
+    def _perturbations(self) -> dict[int, torch.Tensor]:
+        found = {at: find_perturbation(self.base[at]) for at, one in enumerate(self._varied) if one.is_perturbed}
+        return {at: bits for at, bits in found.items() if bits is not None}
 
 
-class DealtContents(_Calls):
+class DealtContents:
     """The inputs of a job's calls, which use the evaluator's sets of inputs in turn.
 
     Call n gets the contents with number n // sets of the set with index n % sets.
@@ -273,8 +218,31 @@ class DealtContents(_Calls):
         """Return whether a call has the evaluator's own inputs."""
         return number // len(self._each) == self._each[self.set_of(number)].base_number
 
+    def make(self, number: int) -> list[Any]:
+        """Return the inputs of one call."""
+        return self.make_all([number])[0]
+
+    def make_all(self, numbers: Sequence[int]) -> list[list[Any]]:
+        """Return the inputs of several calls, which are written together."""
+        count, base = len(numbers), self.base
+        into = [make_rows(value, count) if isinstance(value, torch.Tensor) else None for value in base]
+        devices = [value.device for value in base if isinstance(value, torch.Tensor)]
+        writer = open_writer(devices[0] if devices else torch.device("cpu"))
+        self.write_all(numbers, into, range(count), writer)
+        writer.finish()
+        return [
+            [value if own is None else own[at] for value, own in zip(base, into, strict=True)] for at in range(count)
+        ]
+
     def write_all(self, numbers: Sequence[int], into: Rows, rows: Sequence[int], writer: Writer) -> None:
-        """Have a writer write the inputs of some calls; the caller calls `writer.finish`."""
+        """Have a writer write the inputs of some calls; the caller calls `writer.finish`.
+
+        Args:
+            numbers: numbers of the calls.
+            into: memory of each input's contents.
+            rows: the rows of the calls.
+            writer: writes many calls in little more time than a single call.
+        """
         sets = len(self._each)
         for at, one in enumerate(self._each):
             own = [(call // sets, row) for call, row in zip(numbers, rows, strict=True) if call % sets == at]
@@ -315,10 +283,9 @@ def choose_moves(value: torch.Tensor, keys: Unsigned) -> Unsigned:
     count = value.numel()
     if count < 2:
         return np.zeros(len(keys), np.uint64)
-    columns = np.uint64(value.shape[-1] if value.ndim else 1)
+    columns = value.shape[-1] if value.ndim else 1
     moves: Unsigned = keys % np.uint64(count - 1) + np.uint64(1)
-    beside = np.where(moves > 1, moves - np.uint64(1), moves + np.uint64(1))
-    return np.where((moves % columns == 0) & (columns > 1), beside, moves)
+    return moves - (moves % np.uint64(columns) == 0) if columns > 1 else moves
 
 
 def choose_columns(value: torch.Tensor) -> int:

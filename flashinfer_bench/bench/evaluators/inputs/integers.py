@@ -21,7 +21,15 @@ import torch
 from flashinfer_bench.bench.evaluators.compare.packed import storage_shape
 from flashinfer_bench.bench.evaluators.inputs import distributions
 from flashinfer_bench.bench.evaluators.inputs.constraints import asking_for
-from flashinfer_bench.bench.evaluators.inputs.distributions import ANY, Make, Rule, ValueSpec, find_rule, split_total
+from flashinfer_bench.bench.evaluators.inputs.distributions import (
+    ANY,
+    Make,
+    Rule,
+    ValueSpec,
+    fill_bytes,
+    find_rule,
+    split_total,
+)
 from flashinfer_bench.bench.evaluators.inputs.integer_probe import IntegerProbe
 from flashinfer_bench.bench.evaluators.inputs.stand_ins import MOST_ELEMENTS, take_values
 from flashinfer_bench.data import Definition
@@ -189,21 +197,10 @@ def experts(value_spec: ValueSpec) -> torch.Tensor:
     return value_spec.finish((chosen.cpu() << 16) | bits)
 
 
-def small_or_bytes(value_spec: ValueSpec) -> torch.Tensor:
-    """Make integers for which no other rule fits: any bytes for 8 bits, else valid indices or small numbers."""
-    made: torch.Tensor = within()(value_spec) if _is_wide(value_spec) else words(value_spec)
-    return made
-
-
-def words(value_spec: ValueSpec) -> torch.Tensor:
-    """Make words of any bits."""
-    return distributions.fill_bytes(value_spec)
-
-
 def packed_keys(value_spec: ValueSpec) -> torch.Tensor:
     """Make pages of fp8 keys: first all values of a page, then one float32 scale for each of its tokens."""
     if len(value_spec.shape) != 4 or value_spec.shape[-1] <= 4:
-        return words(value_spec)
+        return fill_bytes(value_spec)
     page_count, page_size, _, width = value_spec.shape
     drawn: dict[str, Any] = {"generator": value_spec.generator(value_spec.device), "device": value_spec.device}
     values = torch.randn(page_count, page_size * (width - 4), **drawn).to(torch.float8_e4m3fn)
@@ -318,7 +315,8 @@ PACKED: Final = r"(.*_)?(q_?(weights?|zeros?)|packed_?(weights?|w|zeros?)|(weigh
 LABELS: Final = r"(.*_)?(labels?|targets?|class(es)?)"
 INDEX_TEXT: Final = "below the sizes of what the reference indexes; where that is unclear, below all leading sizes"
 LABELS_TEXT: Final = "more than 8 bits: below what the reference indexes, else below `num_classes`, else 0 to 7"
-NUMBER_TEXT: Final = "below what the reference indexes, else 0 to 7; 8 bits: any byte, for these hold quantised values"
+NUMBER_TEXT: Final = "more than 8 bits: below what the reference indexes, else 0 to 7"
+BYTES_TEXT: Final = "8 bits: any byte, for these hold quantised values"
 OPENED_TEXT: Final = "more than 8 bits, of which the reference takes parts: any bits"
 MASKED_TEXT: Final = "more than 8 bits that the reference shifts and masks: any bits"
 LENGTHS: Final = below(_capacity, 16, least=1)
@@ -341,8 +339,9 @@ INTEGER_RULES: Final[tuple[Rule, ...]] = (
     Rule(ANY, "int", r".*(indices|index|idx|ids)", within(usual=None), INDEX_TEXT),
     Rule("dsa_paged", "int uint", r"k_index_cache.*", packed_keys, "fp8 values, then float32 scales", "redrawn"),
     # by dtype
-    Rule(ANY, "int uint", PACKED, words, OPENED_TEXT, "rolled", partial(_has_words, is_masked=False)),
-    Rule(ANY, "int uint", ANY, words, MASKED_TEXT, "rolled", partial(_has_words, is_masked=True)),
+    Rule(ANY, "int uint", PACKED, fill_bytes, OPENED_TEXT, "rolled", partial(_has_words, is_masked=False)),
+    Rule(ANY, "int uint", ANY, fill_bytes, MASKED_TEXT, "rolled", partial(_has_words, is_masked=True)),
     Rule(ANY, "int uint", LABELS, within(*_CLASS_AXES), LABELS_TEXT, None, _is_wide),
-    Rule(ANY, "int uint", ANY, small_or_bytes, NUMBER_TEXT),
+    Rule(ANY, "int uint", ANY, within(), NUMBER_TEXT, None, _is_wide),
+    Rule(ANY, "int uint", ANY, fill_bytes, BYTES_TEXT),
 )

@@ -25,6 +25,7 @@ from flashinfer_bench.bench.evaluators.inputs.distributions import (
     Mode,
     Rule,
     ValueSpec,
+    fill_bytes,
     find_rule,
     normal,
     uniform,
@@ -52,8 +53,8 @@ ABSORBED_HEAD_DIM: Final = 128
 """Elements of a DeepSeek query without its rotary part, before the projection is absorbed. No axis of an mla definition
 has this size."""
 FEW_BOOLS: Final = 64
-"""Minimum elements of a bool input whose bits are flipped. In a shorter input all elements could become false, and a
-mask could select nothing. So a shorter input is only rotated."""
+"""Minimum elements of a bool input that is made anew. In a shorter input all elements could become false, and a mask
+could select nothing. So a shorter input is only rotated."""
 STEP_BIAS: Final = "dt_bias"
 NO_NUMBERS: Final = r"scale|zero|mask|flag|sign|type|code|bits"
 """A stored int8 input with one of these words in its name holds no quantised numbers."""
@@ -69,51 +70,40 @@ class VariedInput:
     name: str
     mode: Mode
     remake: Callable[[int], torch.Tensor] | None = None
-    """Makes a random or custom input from a seed; None if it is stored."""
-    is_joint: bool = False
-    """Whether it is made together with other inputs of its call, from one seed."""
+    """Makes a "redrawn" input from a seed; None if it is stored."""
     deviation: float | None = None
-    """Standard deviation of a random "scaled" input that is normal around zero."""
-    flips: int = 0
-    """Bits that may be flipped in each byte of a random "rolled" input. Flipped values are as likely as the original
-    values."""
+    """Standard deviation of a random input that is normal around zero, in a dtype of more than 8 bits."""
     is_perturbed: bool = False
-    """Whether a "rolled" input that is not random holds quantised numbers, which may change a little."""
+    """Whether a "rolled" input holds quantised numbers, which may change a little."""
     kind: Kind | None = None
     """Kind of the input for stress cases; None if the input is not random, or if a rule fixes its range."""
 
 
 def find_varied_input(value_spec: ValueSpec, *, is_random: bool = True) -> VariedInput:
-    """Return how an input differs from call to call."""
-    rule, dtype = find_rule(TENSOR_RULES, value_spec), value_spec.dtype
+    """Return how an input differs from call to call. A random input is made anew by its rule, unless it gives
+    structure."""
+    rule, dtype, name = find_rule(TENSOR_RULES, value_spec), value_spec.dtype, value_spec.name
     is_float, is_wide, is_any = dtype.kind == "float", dtype.bits > 8, rule.name == ANY
-    mode: Mode = "fixed"
-    if rule.mode is not None:
-        mode = rule.mode
-    elif is_float or (dtype.bits == 8 and dtype.kind != "bool"):
-        mode = "scaled" if is_float and is_wide else "rolled"
+    by_dtype: Mode = "scaled" if is_float and is_wide else "fixed" if is_wide or rule.make is even else "rolled"
+    mode = rule.mode or by_dtype
     has_codes = is_float and not is_wide and rule.deviation is not None and value_spec.dtype_name != POWERS_OF_TWO
     if not is_random:
-        is_int8 = value_spec.dtype_name == "int8" and is_any and not re.search(NO_NUMBERS, value_spec.name.lower())
-        is_quantised = (has_codes or is_int8) and not asking_for(value_spec.definition.constraints, value_spec.name)
-        mode = "fixed" if dtype.kind == "bool" else mode
-        return VariedInput(value_spec.name, mode, is_perturbed=is_quantised and mode == "rolled")
-    flips = 0
+        is_int8 = value_spec.dtype_name == "int8" and is_any and not re.search(NO_NUMBERS, name.lower())
+        is_quantised = (has_codes or is_int8) and not asking_for(value_spec.definition.constraints, name)
+        return VariedInput(name, mode, is_perturbed=is_quantised and mode == "rolled")
     kind: Kind | None = None
-    if dtype.kind == "bool":
-        flips = 0x01 if math.prod(value_spec.shape) >= FEW_BOOLS else 0
-        kind = "bools" if flips else None
+    if rule.make is even:
+        kind = "bools" if math.prod(value_spec.shape) >= FEW_BOOLS else None
     elif has_codes:
-        flips = 0x80 if dtype.bits == 8 else 0xFF
         kind = "float8" if dtype.bits == 8 else None
-    elif not is_float and (rule.make is integers.words or (is_any and not is_wide)):
-        flips = 0xFF
+    elif rule.make is fill_bytes:
         kind = None if is_wide else "bytes"
     elif is_float and is_wide and is_any:
         kind = "float"
+    if not (is_float or rule.make is fill_bytes or kind == "bools" or mode == "redrawn") or rule.mode == "fixed":
+        return VariedInput(name, "rolled" if rule.make is even else mode)
     deviation = rule.deviation(value_spec) if rule.deviation is not None and is_wide else None
-    flips = flips if mode == "rolled" else 0
-    return VariedInput(value_spec.name, mode, partial(_remake, value_spec), deviation=deviation, flips=flips, kind=kind)
+    return VariedInput(name, "redrawn", partial(_remake, value_spec), deviation=deviation, kind=kind)
 
 
 def _remake(value_spec: ValueSpec, seed: int) -> torch.Tensor:
@@ -195,8 +185,10 @@ def _moe_deviation(value_spec: ValueSpec) -> float:
     return 1.0 if value_spec.dtype.bits <= 8 else math.sqrt(1 / max(value_spec.shape[-1], 1))
 
 
-def _even(value_spec: ValueSpec) -> torch.Tensor:
-    return value_spec.finish(torch.rand(value_spec.shape, generator=value_spec.generator()) < 0.5)
+def even(value_spec: ValueSpec) -> torch.Tensor:
+    """Make bools that are true as often as false."""
+    generator = value_spec.generator(value_spec.device)
+    return torch.rand(value_spec.shape, generator=generator, device=value_spec.device) < 0.5
 
 
 def _softmax_scale(value_spec: ValueSpec) -> float:
@@ -244,7 +236,7 @@ TENSOR_RULES: Final[tuple[Rule, ...]] = (
         *(ANY, "float", ANY, normal, "normal; packed 4-bit: any code; exponents: 2 ** -2 to 2 ** 2"),
         deviation=lambda _: 1.0,
     ),
-    Rule(ANY, "bool", ANY, _even, "even", "rolled"),
+    Rule(ANY, "bool", ANY, even, "even"),
 )
 
 NUMBER_RULES: Final[tuple[Rule, ...]] = (

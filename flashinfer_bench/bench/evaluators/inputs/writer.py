@@ -1,9 +1,9 @@
-"""Writes the inputs of timed calls: copies, rotated or shuffled values, normal values, random bits. Fills outputs, too.
+"""Writes the inputs of timed calls: copies, rotated or shuffled values, normal values, flipped bits. Fills outputs.
 
 On a GPU all writes are collected, and one launch of `content_kernel.cu` does them. With torch each write would take
-several launches, which cost more than the writing. On a CPU numpy and torch write immediately. GPU and CPU draw
-different numbers, so the same key gives the same values only on the same kind of device. `contents.py` decides the
-content.
+several launches, which cost more than the writing. On a CPU numpy and torch write immediately, and the input's rule
+draws normal values. GPU and CPU draw different numbers, so the same key gives the same values only on the same kind of
+device. `contents.py` decides the content.
 
 Elements are shuffled within rows. Each element comes from a secret position, and is multiplied by a factor of its row
 and by its own factor. Positions and factors cannot be computed without the key.
@@ -56,10 +56,6 @@ FLIPPED_TOGETHER: Final = 1 << 26
 four times as much."""
 
 
-Flips = int | torch.Tensor
-"""Bits of each byte that may be flipped at random, or a table uint8 [256]: byte → bits that are flipped together."""
-
-
 class Writer:
     """Writes tensors: on a CPU at once, on a GPU in one launch at `finish`. The caller must keep all tensors alive
     until `finish`.
@@ -73,7 +69,7 @@ class Writer:
         self._device = device
         self._launch = launch
         self._pieces: list[Unsigned] = []
-        self._flips: list[tuple[torch.Tensor, int, Flips]] = []
+        self._flips: list[tuple[torch.Tensor, int, torch.Tensor]] = []
 
     def fill_rows(self, held: torch.Tensor, rows: Sequence[int], word: int) -> None:
         """Fill some rows of bytes [rows, bytes] with a word of 64 bits, repeated along each row.
@@ -132,8 +128,12 @@ class Writer:
                 of_lines = _draw_factors(chance, (len(lines), 1)) * (-1.0 if key & NEGATED else 1.0)
                 lines.mul_(_draw_factors(chance, lines.shape).mul_(of_lines))
 
+    def draws(self, dtype: torch.dtype) -> bool:
+        """Return whether `draw_rows` makes values of a dtype. On a CPU torch itself is as fast."""
+        return self._launch is not None and dtype in DRAWN
+
     def draw_rows(self, into: torch.Tensor, rows: Sequence[int], keys: Unsigned, deviation: float) -> None:
-        """Write normal values around zero to some rows.
+        """Write normal values around zero to some rows, on a GPU.
 
         Args:
             into: [all rows, *shape] of a dtype in DRAWN; each row is contiguous.
@@ -141,22 +141,17 @@ class Writer:
             keys: [rows]: secrets below 2**63.
             deviation: the values' standard deviation.
         """
-        if self._launch is not None:
-            bits = int(np.float32(deviation).view(np.uint32))
-            self._add(DRAWN[into.dtype], bits, addresses_of(into, rows), into[0].numel(), keys)
-            return
-        for row, key in zip(rows, keys.tolist(), strict=True):
-            generator = torch.Generator().manual_seed(key)
-            into[row].copy_(torch.empty(into.shape[1:]).normal_(0.0, deviation, generator=generator))
+        bits = int(np.float32(deviation).view(np.uint32))
+        self._add(DRAWN[into.dtype], bits, addresses_of(into, rows), into[0].numel(), keys)
 
-    def flip_rows(self, into: torch.Tensor, rows: Sequence[int], keys: Unsigned, flips: Flips) -> None:
-        """Flip bits at random, once all else is written.
+    def flip_rows(self, into: torch.Tensor, rows: Sequence[int], keys: Unsigned, flips: torch.Tensor) -> None:
+        """Flip the bits of half of the bytes, once all else is written.
 
         Args:
             into: [all rows, *shape]; each row is contiguous.
             rows: the rows to change.
             keys: [rows]: secrets below 2**63.
-            flips: the bits that may be flipped.
+            flips: uint8 [256]: byte → the bits that are flipped together.
         """
         self._flips += [(into[row], key, flips) for row, key in zip(rows, keys.tolist(), strict=True)]
 
@@ -217,12 +212,9 @@ def _draw_factors(chance: np.random.Generator, shape: tuple[int, ...]) -> torch.
     return drawn.mul_(ROOT - 1 / ROOT).add_(1 / ROOT)
 
 
-def _flip(into: torch.Tensor, key: int, flips: Flips) -> None:
+def _flip(into: torch.Tensor, key: int, flips: torch.Tensor) -> None:
     generator = torch.Generator(into.device).manual_seed(key)
     for held in torch.split(into.view(-1).view(torch.uint8), FLIPPED_TOGETHER):
         words = torch.empty(-(-len(held) // 8), dtype=torch.int64, device=into.device)
         pattern = words.random_(-(1 << 63), None, generator=generator).view(torch.uint8)[: len(held)]
-        if isinstance(flips, int):
-            held.bitwise_xor_(pattern.bitwise_and_(flips))
-        else:
-            held.bitwise_xor_(flips.index_select(0, held.int()).bitwise_and_(pattern.bitwise_and_(1).neg_()))
+        held.bitwise_xor_(flips.index_select(0, held.int()).bitwise_and_(pattern.bitwise_and_(1).neg_()))

@@ -23,11 +23,11 @@ def open_contents(inputs, sources=None, *, seed=7, op_type="test", definition=No
     """Return the contents of a definition's inputs, random unless sources say otherwise."""
     definition = definition or define(inputs, op_type=op_type)
     varied = find_varied(definition, make_workload(axes=axes, inputs=sources or {}), CPU)
-    return Contents([*make(definition, sources, **axes).values()], varied, seed, BASE_NUMBER)
+    return DealtContents([Contents([*make(definition, sources, **axes).values()], varied, seed, BASE_NUMBER)])
 
 
 def open_one(value, mode="scaled", **varied):
-    return Contents([value], [VariedInput("x", mode, **varied)], 7, BASE_NUMBER)
+    return DealtContents([Contents([value], [VariedInput("x", mode, **varied)], 7, BASE_NUMBER)])
 
 
 def make_each(contents):
@@ -60,7 +60,7 @@ def test_structure_and_numbers_stay_as_they_are_and_probabilities_sum_to_one():
 
 
 def test_floats_are_drawn_or_moved_and_multiplied_or_keep_the_form_of_their_rows():
-    for made in make_each(open_one(torch.randn(4096), deviation=3.0)):
+    for made in make_each(open_contents({"logits": "float32[n]"}, op_type="sampling", n=4096)):
         assert made.std() == pytest.approx(3.0, rel=0.1)
     base = torch.arange(1.0, 1001)
     for made in make_each(open_one(base)):
@@ -114,7 +114,7 @@ def test_stored_quantised_numbers_change_a_little_and_random_normal_numbers_are_
     definition = define({name: f"{dtype}[n]"}, **others)
     workload = make_workload(axes={"n": 4096}, inputs={name: STORED} if is_stored else {})
     (varied,) = find_varied(definition, workload, CPU)
-    assert (varied.is_perturbed, varied.deviation) == (is_perturbed, deviation)
+    assert (varied.is_perturbed, varied.deviation, varied.remake is None) == (is_perturbed, deviation, is_stored)
     if deviation is not None:
         (made,) = make(definition, n=4096).values()
         assert made.float().std() == pytest.approx(deviation, rel=0.05)
