@@ -11,7 +11,6 @@ from __future__ import annotations
 import csv
 import errno
 import io
-import json
 import math
 import os
 from argparse import Namespace
@@ -19,6 +18,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import count as count_up
 from pathlib import Path
 from typing import Any, Final
+
+import msgspec
 
 from flashinfer_bench.base.files.writing import open_to_replace
 from flashinfer_bench.cli.args import find_output
@@ -274,11 +275,11 @@ class Results:
         return FAILED if self.has_failed or self.lost else RAN
 
     def add(self, row: Row) -> None:
-        """Write a row to every file without a failed write."""
+        """Write a row to every file without a failed write. Infinite values and nan become null, or an empty cell."""
+        line = msgspec.json.encode(row)
         for path in self._open.keys() - self.lost:
             try:
-                line = f"{json.dumps(_finite(row), allow_nan=False)}\n".encode()
-                _append(self._open[path], to_csv(row) if path == self._csv else line)
+                _append(self._open[path], to_csv(msgspec.json.decode(line)) if path == self._csv else line + b"\n")
             except OSError as error:
                 self.lost.add(path)
                 why = f"a row cannot be written, and none after it will be: {error.strerror}"
@@ -352,19 +353,10 @@ def to_csv(row: Row) -> bytes:
         "flashinfer_version": row["versions"].get(LIBRARY),
         "torch_version": row["versions"].get("torch"),
     }
-    return _csv_line(_finite(cells.get(column)) for column in COLUMNS)
+    return _csv_line(cells.get(column) for column in COLUMNS)
 
 
 def _csv_line(cells: Iterable[Any]) -> bytes:
     line = io.StringIO(newline="")
     csv.writer(line).writerow(cells)
     return line.getvalue().encode(errors="backslashreplace")
-
-
-def _finite(value: Any) -> Any:
-    """Replace infinite values and nan by None: null in JSON, an empty cell in CSV."""
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -57,25 +57,28 @@ def extract_source(
         if name in wanted
     ]
     given = outputs if is_dps else ()
-    parts += [_call(new, name, bodies[name], inputs, given) for name, new in entries.items()]
+    parts += [_call(new, bodies[name], inputs, given) for name, new in entries.items()]
     return "\n\n".join(parts) + "\n", is_dps
 
 
-def _call(new: str, name: str, function: Any, inputs: Collection[str], outputs: Collection[str]) -> str:
-    """Return the source of a function `new`, which takes all inputs and outputs. The function `new` passes on the
-    parameters of `name`."""
+def _call(new: str, function: Any, inputs: Collection[str], outputs: Collection[str]) -> str:
+    """Return the source of a function `new`, which takes all inputs and outputs. It passes on the parameters of
+    `function`."""
     parameters = function.args
     passed = [one.arg for one in parameters.args]
     prepared = [one.arg for one in parameters.kwonlyargs]
     passed += [one for one in inputs if parameters.vararg and one not in passed]
     passed += [f"{one}={one}" for one in (*(outputs if parameters.kwarg else ()), *prepared)]
     taken = [*inputs, *outputs, *(["*", *prepared] if prepared else [])]
-    return f"def {new}({', '.join(taken)}):\n    return {name}({', '.join(passed)})"
+    return f"def {new}({', '.join(taken)}):\n    return {function.name}({', '.join(passed)})"
 
 
 @lru_cache(maxsize=64)
 def top_level(file: str) -> Mapping[str, ast.stmt]:
-    """Return top-level name → statement of a module. Names from sibling modules come first."""
+    """Return top-level name → statement of a module. Names from sibling modules come first.
+
+    A second name of a function (`second = first`) has the function's statement.
+    """
     found: dict[str, ast.stmt] = {}
     for node in ast.parse((CODE / f"{file}.py").read_text(encoding="utf-8")).body:
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(PACKAGE):
@@ -83,7 +86,9 @@ def top_level(file: str) -> Mapping[str, ast.stmt]:
         elif isinstance(node, (ast.Import, ast.ImportFrom)):
             found |= {alias.asname or alias.name.partition(".")[0]: node for alias in node.names}
         elif isinstance(node, ast.Assign):
-            found |= {ast.unparse(target): node for target in node.targets}
+            aliased = found.get(ast.unparse(node.value))
+            value = aliased if isinstance(aliased, ast.FunctionDef) else node
+            found |= {ast.unparse(target): value for target in node.targets}
         elif isinstance(node, ast.FunctionDef):
             found[node.name] = node
     return found

@@ -15,6 +15,7 @@ from flashinfer_bench.routines.code.tuning import call
 
 BACKEND = "fa2"
 TENSOR_CORES = BACKEND in ("fa2_tc", "auto")
+MLA_BACKEND = {"trtllm-native": "trtllm-gen"}.get(BACKEND, BACKEND)
 SM_SCALE = 0.125
 CAUSAL = False
 MASK = "causal" if CAUSAL else "dense"
@@ -231,9 +232,7 @@ def run_fmha_v2(parts, layout, kv_lens, *more):
     )
 
 
-def paged_trtllm_fmha_v2_setup(kv_lens):
-    """Count where the keys of each sequence begin."""
-    return {"kv_indptr": sums_of(kv_lens)}
+paged_trtllm_fmha_v2_setup = paged_trtllm_native_setup
 
 
 def paged_trtllm_fmha_v2(q, kv_cache, qo_indptr, block_tables, kv_lens, out, *, kv_indptr):
@@ -327,9 +326,7 @@ def ragged_trtllm_native(q, k, v, qo_indptr, kv_indptr, out, *, lens):
     )
 
 
-def ragged_trtllm_fmha_v2_setup(kv_indptr):
-    """Count the keys of each sequence."""
-    return ragged_trtllm_native_setup(kv_indptr)
+ragged_trtllm_fmha_v2_setup = ragged_trtllm_native_setup
 
 
 def ragged_trtllm_fmha_v2(q, k, v, qo_indptr, kv_indptr, out, *, lens):
@@ -379,27 +376,15 @@ def mla_cutlass(q, kv_cache, block_tables, kv_lens, out):
     run_mla(wrapper, q, kv_cache, out, kv_len=kv_lens, page_table=block_tables)
 
 
-def decode_mla(q, kv_cache, block_tables, kv_lens, out, backend):
-    """trtllm_batch_decode_with_kv_cache_mla."""
+def mla_trtllm_native(q, kv_cache, block_tables, kv_lens, out):
+    """trtllm_batch_decode_with_kv_cache_mla: kernels of trtllm-gen, of CuTe DSL, or those that the library chooses."""
     sizes = (NOPE_DIM, HEAD_DIM_CKV, HEAD_DIM_KPE, block_tables, kv_lens, S_KV)
-    options = {"out": out, "bmm1_scale": SM_SCALE, "bmm2_scale": 1.0, "backend": backend, **MLA_OPTIONS}
+    options = {"out": out, "bmm1_scale": SM_SCALE, "bmm2_scale": 1.0, "backend": MLA_BACKEND, **MLA_OPTIONS}
     function = flashinfer.mla.trtllm_batch_decode_with_kv_cache_mla
     call(function, q, kv_cache.unsqueeze(1), workspace(q.device), *sizes, **options)
 
 
-def mla_trtllm_native(q, kv_cache, block_tables, kv_lens, out):
-    """trtllm_batch_decode_with_kv_cache_mla of trtllm-gen."""
-    decode_mla(q, kv_cache, block_tables, kv_lens, out, "trtllm-gen")
-
-
-def mla_auto(q, kv_cache, block_tables, kv_lens, out):
-    """trtllm_batch_decode_with_kv_cache_mla, whose kernels the library chooses."""
-    decode_mla(q, kv_cache, block_tables, kv_lens, out, "auto")
-
-
-def mla_cute_dsl(q, kv_cache, block_tables, kv_lens, out):
-    """trtllm_batch_decode_with_kv_cache_mla of CuTe DSL."""
-    decode_mla(q, kv_cache, block_tables, kv_lens, out, "cute-dsl")
+mla_auto = mla_cute_dsl = mla_trtllm_native
 
 
 def mla_prims_ts_setup(q, block_tables, kv_lens):

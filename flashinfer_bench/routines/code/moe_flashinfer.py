@@ -18,6 +18,7 @@ N_GROUP = None
 TOPK_GROUP = None
 ROUTED_SCALING_FACTOR = 2.5
 ROUTING_METHOD = "deepseek_v3"
+FP4_MODE = "nvfp4"
 METHODS = {"renormalize": 1, "deepseek_v3": 2, "llama4": 3, "renormalize_naive": 4}
 LOCAL_EXPERT_OFFSET = 0
 NUM_TOKENS = 1024
@@ -132,32 +133,18 @@ def fp4_block_scale_setup(routing_bias, gemm1_weights, gemm1_weights_scale, gemm
     }
 
 
-def route_fp4(logits, bias, tokens, layers):
-    """Call trtllm_fp4_block_scale_moe; the layers are both weights, each with its scales, and three factors."""
-    first, first_scales, second, second_scales, *factors = layers
+def fp4_block_scale(routing_logits, hidden_states, *rest, bias, first, first_scales, second, second_scales):
+    """trtllm_fp4_block_scale_moe. With nvfp4, the last inputs are factors: two of the first product, one of the second.
+
+    Scales of tokens follow the routing's bias, except for tokens in bfloat16. They are bytes with the name of e4m3.
+    """
+    tokens = hidden_states.view(torch.uint8) if FP4_MODE == "nvfp4" else hidden_states
+    scales = None if FP4_MODE == "mxfp4_bf16" else rest[1].view(torch.float8_e4m3fn)
+    factors = rest[-3:] if FP4_MODE == "nvfp4" else (None, None, None)
     absent = (None, None, None, None)  # bias, alpha, beta and clamp limit of the first product
     given = (first_scales, *absent, second, second_scales, None, *factors)
-    done = route("fp4_block_scale", logits, bias, tokens, first, given, do_finalize=True)
+    done = route("fp4_block_scale", routing_logits, bias, (tokens, scales), first, given, do_finalize=True)
     return done[0] if isinstance(done, (list, tuple)) else done
-
-
-def fp4_block_scale(
-    routing_logits, hidden_states, hidden_states_scale, *rest, bias, first, first_scales, second, second_scales
-):
-    """nvfp4; the last inputs are factors: two of the first product, one of the second."""
-    tokens = (hidden_states.view(torch.uint8), hidden_states_scale)
-    return route_fp4(routing_logits, bias, tokens, (first, first_scales, second, second_scales, *rest[-3:]))
-
-
-def fp4_block_scale_mx_setup(routing_bias, gemm1_weights, gemm1_weights_scale, gemm2_weights, gemm2_weights_scale):
-    """Weights in the order of the kernel, and the bias in its dtype. Scales are bytes with the name of e4m3."""
-    return fp4_block_scale_setup(routing_bias, gemm1_weights, gemm1_weights_scale, gemm2_weights, gemm2_weights_scale)
-
-
-def fp4_block_scale_mx(routing_logits, hidden_states, *rest, bias, first, first_scales, second, second_scales):
-    """mxfp4 weights; tokens in bfloat16, or in mxfp8 with scales after the routing's bias."""
-    tokens = (hidden_states, rest[1].view(torch.float8_e4m3fn) if len(rest) > 5 else None)
-    return route_fp4(routing_logits, bias, tokens, (first, first_scales, second, second_scales, None, None, None))
 
 
 def cutlass(tokens, layers, scales, out, input_scales=None):

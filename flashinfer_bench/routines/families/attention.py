@@ -91,10 +91,10 @@ SHAPES: Final = {
     "mla": ("mla_paged", "batch_size s_qo num_qo_heads head_dim", "head_dim_ckv", "page_size head_dim"),
 }
 """The name of a reference → the op type, the shape of queries, the last axis of outputs, and a page's shape."""
-NO_FP8_CACHE: Final = ("fa3", "cudnn", "cudnn-native", "trtllm-gen", "trtllm-native", "trtllm-fmha-v2", "prims-ts")
-"""Backends that refuse an fp8 cache if the dtype of queries is wider."""
+FP8_CACHE: Final = ("fa2", "fa2_tc", "auto")
+"""Backends that take an fp8 cache with wider queries."""
 FP8_QUERIES: Final = ("trtllm-gen", "trtllm-native", "trtllm-fmha-v2")
-"""Backends that take fp8 queries, and write outputs in another dtype."""
+"""Backends that take fp8 queries over pages, and write outputs in another dtype."""
 WRAPPERS: Final = ("fa2", "fa2_tc", "fa3", "auto")
 """Backends that can write bfloat16 for float16 queries, and the reverse."""
 FA3_DIMS: Final = ((64, 64), (128, 128), (256, 256), (192, 128))
@@ -155,18 +155,19 @@ def _refuse(args: Namespace, kind: str, dims: tuple[int, int]) -> dict[str, Any]
         refusals["trtllm-native"] = f"--page_size {args.page_size}: it has pages of 16, 32, 64 and 128"
     elif kind == "mla" and args.causal and args.s_qo > 1:
         refusals |= dict.fromkeys(("trtllm-native", "auto", "cute-dsl"), "its mask for several queries is its own")
-    if args.kv_dtype in FP8 and args.q_dtype in HALF:
-        refusals |= dict.fromkeys(NO_FP8_CACHE, "an fp8 cache with wider queries is not supported")
-    if kind == "ragged" and args.q_dtype in FP8:
-        refusals |= dict.fromkeys(("trtllm-fmha-v2", "trtllm-native"), "it takes queries in fp8 only over pages")
-    if args.kv_dtype == "nvfp4":
-        refusals |= dict.fromkeys(
-            (name for name in BACKENDS[kind] if name != "trtllm-native"), "it takes no nvfp4 here"
-        )
-    fitting = FP8_QUERIES if args.q_dtype in FP8 else () if args.out_dtype in FP8 else WRAPPERS
-    if args.q_dtype in FP8 or (args.out_dtype or args.q_dtype) != args.q_dtype:
-        others = (name for name in BACKENDS[kind] if name not in fitting)
-        refusals |= dict.fromkeys(others, "it takes neither fp8 queries nor another dtype of outputs")
+    is_fp8 = args.q_dtype in FP8
+    takers = FP8_QUERIES if is_fp8 and kind != "ragged" else () if is_fp8 or args.out_dtype in FP8 else WRAPPERS
+    rules = (
+        (args.kv_dtype in FP8 and not is_fp8, FP8_CACHE, "an fp8 cache with wider queries is not supported"),
+        (args.kv_dtype == "nvfp4", ("trtllm-native",), "it takes no nvfp4 here"),
+        (
+            is_fp8 or args.out_dtype not in (None, args.q_dtype),
+            takers,
+            "it takes neither fp8 queries nor another dtype of outputs",
+        ),
+    )
+    for holds, able, why in rules:
+        refusals |= dict.fromkeys((name for name in BACKENDS[kind] if holds and name not in able), why)
     return refusals
 
 
