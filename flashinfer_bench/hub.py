@@ -67,16 +67,16 @@ class Fetch:
     def bring(self, chosen: Collection[str]) -> None:
         """Check files, and download files that are missing or differ."""
         wrong = self.find_wrong(self.check, sorted(chosen), "checking")
-        self.kept += (path for path in wrong if path.startswith(f"{TRACES}/") and (self.root / path).exists())
-        kept = set(self.kept)
+        kept = {path for path in wrong if path.startswith(f"{TRACES}/") and (self.root / path).exists()}
         absent = refused = [path for path in wrong if path not in kept]
         if self.download is not None and absent:
             size = sum(self.record.files[path][0] for path in absent)
             sweep_folders(self.root)  # of fetches that were killed
             with temporary_folder("fetch", self.root) as staging:
                 refused = self.find_wrong(partial(self.fetch, staging), absent, f"fetching {size:,} bytes")
+        self.kept += sorted(kept)
         self.downloaded += len(absent) - len(refused)
-        self.files += len(chosen) - len(wrong) + len(absent) - len(refused)
+        self.files += len(chosen) - len(kept) - len(refused)
         self.problems |= dict.fromkeys(refused, MISSING if self.download is None else REFUSED)
 
     def find_wrong(self, is_right: Callable[[str], bool], paths: list[str], step: str) -> list[str]:
@@ -149,26 +149,22 @@ def fetch_set(
         listed = {path for path in record.files if is_inside(path) and not HIDDEN.search(path)}  # of any author
         names = choose(listed)
         chosen = set() if only_missing else {path for path in listed if _is_chosen(path, names)}
-        if old is not None and record is not old:
-            record = record.model_copy(update={"is_updating": True})
-        if record.is_updating:
-            chosen |= {path for path in listed if (root / path).exists()}
-        if record is not old:
+        if old is None:
             write_whole(root / RECORD, record.model_dump_json(), root=root)
+        elif record is not old:
+            chosen |= {path for path in listed if (root / path).exists()}
         load = partial(api.hf_hub_download, repository, repo_type="dataset", revision=record.commit)
         each = partial(thread_map, max_workers=THREADS, unit="file", disable=is_quiet or None)  # None: no bar on a pipe
         fetch = Fetch(root, record, None if is_offline else load, each)
         if old is not None:
             fetch.left = sorted(path for path in old.files.keys() - record.files.keys() if (root / path).exists())
         fetch.bring(chosen)
-        if record.is_updating and not fetch.problems:
-            write_whole(root / RECORD, record.model_copy(update={"is_updating": False}).model_dump_json(), root=root)
+        if record is not old and not fetch.problems:  # an interrupted update keeps the old record, and begins again
+            write_whole(root / RECORD, record.model_dump_json(), root=root)
+        workloads = TraceSet.from_path(root).workloads
+        lines = [line for name in workloads if names is None or path_part(name) in names for line in workloads[name]]
         blobs = {
-            str(PurePosixPath(source.path))
-            for name, lines in TraceSet.from_path(root).workloads.items()
-            if names is None or path_part(name) in names
-            for line in lines
-            for source in line.workload.stored_inputs.values()
+            str(PurePosixPath(one.path)) for line in lines for one in line.workload.stored_inputs.values()
         } - chosen
         fetch.problems |= {path: UNLISTED for path in blobs - listed if not (root / path).exists()}
         fetch.bring(blobs & listed)

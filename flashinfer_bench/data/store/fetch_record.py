@@ -1,12 +1,13 @@
 """The record of a fetched set: the repository on the hub, the commit, and the size and digest of each file in that
 commit.
 
-`fetch` writes the record to `.fetched.json` in the root of the set, before it downloads. The record lets `fetch` resume
-an interrupted fetch and check a complete fetch offline. Messages about missing blobs get the command from the record.
+`fetch` writes the record to `.fetched.json` in the root of the set: the first record before it downloads, the record of
+a newer commit after the files of the set are updated. The record lets `fetch` resume an interrupted fetch and check a
+complete fetch offline. Messages about missing blobs get the command from the record.
 Format 1:
 
     {"format": 1, "repository": "owner/name", "revision": "main", "commit": "40 hex digits",
-     "files": {path: [bytes, digest]}, "is_updating": false}
+     "files": {path: [bytes, digest]}}
 """
 
 from __future__ import annotations
@@ -42,8 +43,6 @@ class FetchRecord(BaseModel):
     """The requested branch, tag or commit."""
     commit: str
     """The commit of the revision, 40 hexadecimal digits."""
-    is_updating: bool = False
-    """Whether some files of the set may still belong to an earlier commit."""
     files: dict[str, tuple[int, str]]
     """Path → size in bytes, and digest in hexadecimal: SHA-256 (64 digits), or the id of git's blob (40 digits)."""
 
