@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from hashlib import sha256
 from math import isfinite
 from typing import TYPE_CHECKING, Any, Final
 
@@ -24,9 +23,6 @@ if TYPE_CHECKING:
 NOT_MEANINGFUL: Final = "not meaningful"
 NS_PER_MS: Final = 1e6
 US_PER_MS: Final = 1e3
-LONGEST_NAME: Final = 1024
-"""Maximum characters of a benchmark's name in Bencher. A name above this limit is cut, and ends with a digest of the
-whole name."""
 DIGITS: Final = 8
 """Significant digits of a time. No clock has a finer resolution."""
 
@@ -44,9 +40,7 @@ def make_tracker_file(form: str, trace_set: TraceSet, traces: Iterable[AnyTrace]
 
 
 def _name(item: Result) -> str:
-    name = "/".join((item.definition, item.solution, item.workload, item.hardware))
-    digest = sha256(name.encode()).hexdigest()[:16]
-    return name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - len(digest) - 1]}-{digest}"
+    return "/".join((item.definition, item.solution, item.workload, item.hardware))
 
 
 def _times(item: Result, per_ms: float) -> list[float]:

@@ -96,15 +96,6 @@ def test_a_file_fits_its_schema_and_has_only_rows_that_count(form, root, tmp_pat
         assert (document[0]["range"], "range" in document[1]) == ("900.0 to 1100.0", False)
 
 
-def test_long_names_are_cut_to_what_bencher_takes_and_differ(tmp_path, capsys):
-    traces = [on("w0", hardware="G" * 2000 + end) for end in "ab"] + [on("w0", hardware="G" * 1010)]
-    root = write_small_set(tmp_path / "set", workloads=1, traces=traces)
-    assert main(["report", "export", "-", "--format", "bmf", "--local", str(root)]) == 0
-    names = [*json.loads(capsys.readouterr().out)]
-    assert sorted(map(len, names)) == [len("double/x/w0/") + 1010, 1024, 1024]
-    assert all(name.startswith("double/x/w0/GGG") for name in names)
-
-
 @pytest.mark.parametrize("form", TRACKERS)
 def test_without_a_row_that_counts_no_file_is_written(form, tmp_path, capsys):
     root = write_small_set(tmp_path / "set", workloads=1, traces=[on("w0", status="TIMEOUT")])
