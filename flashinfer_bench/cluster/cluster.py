@@ -19,7 +19,7 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -59,8 +59,6 @@ CLOSE_LIMIT_S: Final = 5.0
 """Seconds that actors can take to remove their files of stored inputs; after that they are killed."""
 ASK_LIMIT_S: Final = 20.0
 """Seconds that an actor can take to report which solutions its node can build."""
-MOST_ANSWERS: Final = 100_000
-"""Maximum number of solutions whose survey results are cached."""
 OFFERED_BYTES: Final = 4 << 30
 """Bytes of stored inputs cached in Ray's object store. The oldest inputs are dropped first, and stored again when
 needed."""
@@ -142,8 +140,8 @@ class Cluster:
         self._numbers = itertools.count()
         self._blobs: dict[Path, Blob] = {}
         self._offering = threading.Lock()
-        self._surveying = threading.Lock()
-        self._lacks: dict[str, str | None] = {}
+        self._lacks: Mapping[str, str | None] = {}
+        """The result of the latest survey."""
         self._is_guest = ray.is_initialized()
         if not self._is_guest:
             connect(settings.address)
@@ -179,27 +177,26 @@ class Cluster:
         """Return the sandbox of workers on a slot."""
         return self._sandboxes[device]
 
-    def survey(self, solutions: Iterable[Solution]) -> None:
-        """Ask all slots at once what they lack to build solutions. Usable from any thread."""
-        with self._surveying:
-            unasked = {digest: one for one in solutions if (digest := one.digest()) not in self._lacks}
-            if not unasked:
-                return
-            if len(self._lacks) > MOST_ANSWERS:
-                self._lacks.clear()
-            self._lacks |= dict.fromkeys(unasked)
-            slots = [slot for slot in self._slots if slot.metadata is not None]
-            asked = [slot.actor.why_not_built.remote(list(unasked.values())) for slot in slots]
-            for slot, answer in zip(slots, asked, strict=True):
-                with contextlib.suppress(RayError):  # the slot is lost: its next batch reports that
-                    for digest, reason in zip(unasked, ray.get(answer, timeout=ASK_LIMIT_S), strict=True):
-                        if reason is not None:
-                            self._lacks[digest] = f"{slot.name}: {reason}"
+    def survey(self, solutions: Iterable[Solution]) -> Mapping[str, str | None]:
+        """Ask all slots at once what they lack to build solutions: digest → what is missing; None if nothing is.
+
+        Usable from any thread.
+        """
+        asked = {one.digest(): one for one in solutions}
+        lacks: dict[str, str | None] = dict.fromkeys(asked)
+        slots = [slot for slot in self._slots if slot.metadata is not None]
+        answers = [slot.actor.why_not_built.remote(list(asked.values())) for slot in slots]
+        for slot, answer in zip(slots, answers, strict=True):
+            with contextlib.suppress(RayError):  # the slot is lost: its next batch reports that
+                found = zip(asked, ray.get(answer, timeout=ASK_LIMIT_S), strict=True)
+                lacks |= {digest: f"{slot.name}: {reason}" for digest, reason in found if reason is not None}
+        self._lacks = lacks
+        return lacks
 
     def why_not_buildable(self, solution: Solution) -> str | None:
         """Return what the slots lack to build a solution; None if all can build it."""
-        self.survey([solution])
-        return self._lacks.get(solution.digest())
+        digest, lacks = solution.digest(), self._lacks
+        return (lacks if digest in lacks else self.survey([solution]))[digest]
 
     def poll(self) -> News:
         """Return the slots that have come since the last call."""
