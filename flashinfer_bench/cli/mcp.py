@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 from argparse import Namespace
 from importlib.util import find_spec
 
 from flashinfer_bench.base.install import install_hint
 from flashinfer_bench.cli.args import open_trace_set
-from flashinfer_bench.cli.output import write_err
 from flashinfer_bench.cli.parser import Parser, add_flags, add_local
 from flashinfer_bench.env import DATASET_VARIABLE
 from flashinfer_bench.errors import UsageError
@@ -40,7 +38,5 @@ def execute(args: Namespace) -> int:
         raise UsageError(f"mcp serves one trace set, not {len(roots)}: {', '.join(roots)}")
     os.environ[DATASET_VARIABLE] = roots[0]  # the tools read this variable
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # without this, Ctrl-C takes effect only after a line on stdin
-    if sys.stdin.isatty():
-        write_err("mcp reads the messages of a program that hosts models on stdin; Ctrl-C ends it")
     serve_mcp(args.time_limit)
     return 0
