@@ -109,7 +109,7 @@ COUNTS = [
         "gated_delta_rule_mtp",
         f"{HEADS} --cache_intermediate_states",
         2 * 6 * 512,
-        2 * (2 * 12 * 16 + 2 * 16) + (1 + 2) * 2048 + 2 * 16 + 8,
+        2 * (2 * 12 * 16 + 2 * 16) + (1 + 2) * 2048 + 2 * 16,
     ),
     ("chunk_gated_delta_rule", f"{HEADS} --s_qo 3", 3 * 4 * 512, 6 * (12 * 16 + 2 * 16) + 2048 + 24),
     (

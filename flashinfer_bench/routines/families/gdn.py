@@ -88,8 +88,7 @@ def _refuse(args: Namespace, *, is_prefill: bool = False) -> dict[str, Any]:
 
 def make_decode(args: Namespace) -> Case:
     """Make a case of one token, or of several tokens that may be rejected later. A call reads states from some slots of
-    a pool, and writes to different slots. The nontransposed kernel has no pool, so the call copies the states first. A
-    kernel that writes no last state reads the input, without a pool.
+    a pool, and writes to different slots. The nontransposed kernel has no pool, so the call copies the states first.
     """
     heads, inputs = _list_heads(args, "batch_size seq_len")
     is_mtp, every = args.routine.endswith("mtp"), args.cache_intermediate_states
@@ -99,25 +98,15 @@ def make_decode(args: Namespace) -> Case:
     require(is_wide or (is_plain and not every), f"--state_dtype {args.state_dtype}: only the last state, in {PLAIN}")
     require(is_plain or not is_mtp, f"--state_layout {args.state_layout}: {args.routine} takes {PLAIN}")
     require(is_mtp or not every, f"--cache_intermediate_states: {args.routine} writes the last state")
-    writes, call = args.update_state or not (is_mtp and is_wide), ""
+    writes, normalises = args.update_state or not (is_mtp and is_wide), not args.no_qk_l2norm
     state = f"{args.state_dtype}[batch_size heads head_size head_size]"
     gates = f"{args.input_dtype}[batch_size seq_len heads]"
-    inputs["state"] = state
-    if not writes:
-        inputs["initial_state_indices"] = stored(range(args.batch_size))
-    inputs |= {"A_log": "float32[heads]", "a": gates, "dt_bias": "float32[heads]", "b": gates}
-    outputs = {"out": gates.replace("heads", "heads head_size")}
-    given, normalises, module = [*inputs, "output=out"], not args.no_qk_l2norm, MODULE.format("gdn_decode")
-    if writes:
-        outputs["state_out"] = state
+    inputs |= {"state": state, "A_log": "float32[heads]", "a": gates, "dt_bias": "float32[heads]", "b": gates}
+    outputs = {"out": gates.replace("heads", "heads head_size"), **({"state_out": state} if writes else {})}
     if every:
         outputs["intermediate_states"] = state.replace("heads", "seq_len heads", 1)
-        given.append("intermediate_states_buffer=intermediate_states")
-    if not writes:
-        call = direct(f"{module}gated_delta_rule_mtp", *given, use_qk_l2norm=normalises, disable_state_update=True)
-    elif not is_plain:
-        given[3] = "state_out.copy_(state)"
-        call = direct(f"{module}gated_delta_rule_decode", *given, use_qk_l2norm=normalises)
+    given = ("q", "k", "v", "state_out.copy_(state)", "A_log", "a", "dt_bias", "b", "output=out")
+    call = direct(MODULE.format("gdn_decode") + args.routine, *given, use_qk_l2norm=normalises)
     return Case(
         op_type="gdn",
         axes={"heads": heads, "seq_len": tokens},
@@ -125,7 +114,7 @@ def make_decode(args: Namespace) -> Case:
         outputs=outputs,
         reference="gated_delta_rule",
         constants={"UPDATE_STATE": writes},
-        call=call,
+        call="" if is_plain else call,
         flops=6 * tokens * args.batch_size * heads * args.head_size**2,
         check=Check(ERRORS[args.state_dtype], ATOL, MATCH if args.input_dtype == "float16" else None),
         refusals=_refuse(args),
