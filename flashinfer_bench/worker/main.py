@@ -166,7 +166,6 @@ class Worker:
     def load(self, request: dict[str, Any]) -> dict[str, Any]:
         """Import the solution."""
         show_memory()  # the supervisor needs to read this process's memory use
-        os.environ.update(request["environment"])
         enter_folders(self.shared_modules)
         entry = Path(request["directory"]), request["entry"], request["symbol"]
         self.loaded = load_entry(*entry, kind=request["kind"])

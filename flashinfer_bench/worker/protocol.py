@@ -5,7 +5,7 @@ request's `id`. "-" means no field.
 
     method    fields                                          fields of the answer, besides "id"
     (none)    sent when the worker is ready                   WorkerReady, with the id 0
-    load      directory, entry, symbol, kind, environment     Loaded
+    load      directory, entry, symbol, kind                  Loaded
     bind      arena: {"kind": "memfd", "size"} + 1 fd, or     -; the previous arena is unmapped
               {"kind": "cuda", "size", "handle"}
     lay_out   style, may_return_inputs, outputs: names,       -

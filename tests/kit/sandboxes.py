@@ -54,14 +54,14 @@ class Cell:
         (self.artifact / "main.py").write_text("def run(x): return x\n" + source)
         home = self.root / "run" / "home"
         shutil.rmtree(home, ignore_errors=True)
-        environment = {"PATH": "/usr/bin:/bin", "HOME": str(home), "TMPDIR": str(home)}
+        environment = {"PATH": "/usr/bin:/bin", "HOME": str(home), "TMPDIR": str(home), "FIB_JIT": str(self.jit)}
         policy = replace(self.policy(), **changes).to_json()
         with WorkerProcess(self.template, worker_order(sandbox=policy, environment=environment), home) as worker:
             if os.geteuid() == 0:
                 os.chown(home, self.worker, self.worker)
             worker.wait_ready()
             place = {"directory": str(self.artifact), "entry": "main.py", "symbol": "run", "kind": "python"}
-            answer = worker.ask("load", Loaded, 50.0, environment={"FIB_JIT": str(self.jit)}, **place)
+            answer = worker.ask("load", Loaded, 50.0, **place)
             assert isinstance(answer, Loaded), answer
             yield worker
 

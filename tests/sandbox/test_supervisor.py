@@ -57,7 +57,7 @@ def start(server, tmp_path):
             started.worker = worker
             worker.wait_ready()
             place = {"directory": str(tmp_path), "entry": "main.py", "symbol": "run", "kind": "python"}
-            answer = worker.ask("load", Loaded, 20.0, environment={}, **place)
+            answer = worker.ask("load", Loaded, 20.0, **place)
             assert isinstance(answer, Loaded), answer
             yield worker
 

@@ -29,7 +29,7 @@ from flashinfer_bench.bench.runner.session.device_session import DeviceSession
 from flashinfer_bench.bench.runner.session.job import JobContext, RequestContext
 from flashinfer_bench.bench.runner.workers.artifacts import find_artifact, location_of
 from flashinfer_bench.bench.runner.workers.pool import SolutionFiles
-from flashinfer_bench.bench.runner.workers.sandbox_policy import is_too_wide
+from flashinfer_bench.bench.runner.workers.sandbox_policy import READ_BY_ALL, is_too_wide
 from flashinfer_bench.bench.runner.workers.worker_handle import WorkerProcess
 from flashinfer_bench.data.digest import digest_of
 from flashinfer_bench.errors import FlashInferBenchError, WorkloadFault
@@ -94,13 +94,14 @@ class Session(DeviceSession):
         # Code that the solution compiles at run time gets other flags here than in runs. So it is cached separately.
         digest = digest_of({"inspect": solution.digest})
         files = SolutionFiles(digest, Path(solution.directory) if solution.directory else None)
-        request = self._pool.order_for(files, folder / "home", given)
-        given.mkdir(exist_ok=True)
+        request = self._pool.order_for(files, folder / "home")
+        given.mkdir()
+        given.chmod(READ_BY_ALL)
         work.mkdir()
         if (sandbox := request.get("sandbox")) is not None:
             program = steps[0].argv[0]
             tools = (str(Path(path).parent) for path in (program, os.path.realpath(program)))
-            sandbox["readable"] = [*sandbox["readable"], *(tool for tool in tools if not is_too_wide(tool))]
+            sandbox["readable"] = [*sandbox["readable"], str(given), *(tool for tool in tools if not is_too_wide(tool))]
             sandbox["writable"] = [*sandbox["writable"], str(work)]
             sandbox["for_tool"] = True
             if sandbox["user"] is not None:
@@ -118,7 +119,6 @@ class Session(DeviceSession):
         (given / "path" / PACKAGE.name).symlink_to(PACKAGE)  # the process may have no access to the package's parent
         environment = {
             **request["environment"],
-            **policies.environment(digest),
             "CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", ""),
             "NVCC_APPEND_FLAGS": f"{os.environ.get('NVCC_APPEND_FLAGS', '')} {LINE_INFO}".strip(),
             "PYTHONPATH": os.pathsep.join([str(given / "path"), *filter(None, sys.path)]),

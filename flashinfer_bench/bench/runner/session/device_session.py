@@ -455,7 +455,7 @@ class DeviceSession:
         if self._precompiler.finish(solution.digest, wait_s, partial(self._say, job, "precompile")):
             self._say(job, "load")
         try:
-            signature = load_solution(kernel, self._pool, solution, self._precompiler.begin)
+            signature = load_solution(kernel, self._pool, solution)
             style = choose_style(
                 signature,
                 inputs=list(definition.inputs),

@@ -157,7 +157,7 @@ class MachineCheck:
 
     def _remove_folder(self, solution: RequestedSolution) -> None:
         """Remove the files that compilers have written at run time for a solution."""
-        remove_tree(Path(self.pool.policies.environment(solution.digest)["TRITON_CACHE_DIR"]).parent)
+        remove_tree(self.pool.policies.folder(solution.digest))
 
 
 def describe(program: str, message: str, cache_root: str) -> str:

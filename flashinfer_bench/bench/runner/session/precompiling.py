@@ -42,9 +42,6 @@ MEMORY_SHARE: Final = 4
 """All compilers of modules together may use 1/MEMORY_SHARE of the machine's memory."""
 POLL_S: Final = 1.0
 """Seconds between two checks for further solutions while a job waits for its solution's precompilation."""
-SERVER_POLL_S: Final = 0.005
-"""Seconds between two checks for the end of a solution's import, while the fork server of precompiling workers
-starts."""
 
 
 class Terms(NamedTuple):
@@ -119,18 +116,6 @@ class Precompiler:
                 self._wanted.setdefault(solution.digest, (solution, definition, []))[2].extend(workloads)
         self._fill()
 
-    def begin(self, is_over: Callable[[], bool]) -> None:
-        """Start the expected compilations as soon as their fork server is ready.
-
-        Args:
-            is_over: called repeatedly; True ends the wait for the server.
-        """
-        while self._wanted and self._pool.precompiling is not None and not self._pool.may_precompile():
-            if is_over():
-                return
-            select.select([self._pool.precompiling], [], [], SERVER_POLL_S)
-        self._fill()
-
     def _fill(self) -> None:
         """End late workers, and start new workers up to the limits."""
         if not self._pool.may_precompile():
@@ -189,12 +174,14 @@ class Precompiler:
         return bool(self._running)
 
     def resume(self) -> None:
-        """Resume the workers that `pause` has stopped."""
+        """Resume the workers that `pause` has stopped, and start further workers up to the limits."""
         for running in self._running.values():
             running.worker.resume()
+        self._fill()
 
     def close(self) -> None:
         """End all running workers."""
+        self._wanted = {}
         self.resume()
         for digest in list(self._running):
             self._end(digest)

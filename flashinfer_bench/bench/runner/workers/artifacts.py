@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +16,6 @@ from flashinfer_bench.worker.protocol import Signature
 if TYPE_CHECKING:
     from flashinfer_bench.bench.runner.workers.kernel import RemoteKernel
     from flashinfer_bench.bench.runner.workers.pool import WorkerPool
-    from flashinfer_bench.bench.runner.workers.worker_handle import Meanwhile
 
 
 def find_artifact(solution: RequestedSolution, make_folder: Callable[[], Path], *, anew: bool = False) -> Artifact:
@@ -45,13 +43,8 @@ def find_artifact(solution: RequestedSolution, make_folder: Callable[[], Path], 
     return Artifact(directory, solution.entry, solution.symbol, solution.kind)
 
 
-def load_solution(
-    kernel: RemoteKernel, pool: WorkerPool, solution: RequestedSolution, meanwhile: Meanwhile | None = None
-) -> Signature | None:
+def load_solution(kernel: RemoteKernel, pool: WorkerPool, solution: RequestedSolution) -> Signature | None:
     """Have a kernel's fresh worker import a solution or a reference; return the signature of its entry function.
-
-    Args:
-        meanwhile: called during the import.
 
     Raises:
         BuildFault: its artifact was changed.
@@ -59,12 +52,11 @@ def load_solution(
     """
     pool.await_writers()
     policies, worker = pool.policies, kernel.worker
-    if worker.own is None:
+    if not worker.is_adopted:
         name_jit_folder(policies.folder(solution.digest), solution.name)  # `cache show` lists the name
-    reaches_none = solution.kind == "reference" or worker.own is not None
-    artifact = find_artifact(solution, partial(pool.make_folder, worker), anew=reaches_none)
-    environment = policies.environment(solution.digest, worker.own)
-    return kernel.load(policies.hand_over(artifact, worker.given), environment, meanwhile)
+    reaches_none = solution.kind == "reference" or worker.is_adopted
+    artifact = find_artifact(solution, worker.make_folder, anew=reaches_none)
+    return kernel.load(policies.hand_over(artifact, worker.home))
 
 
 def location_of(artifact: Artifact) -> dict[str, str]:

@@ -8,7 +8,7 @@ error in the worker becomes a SolutionFailure with its status.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import inf
 from typing import Any, Final, TypeVar
@@ -132,14 +132,8 @@ class RemoteKernel:
         """Whether its times have a meaning."""
         return self.task.plan.metadata is None
 
-    def load(
-        self, artifact: Artifact, environment: Mapping[str, str], meanwhile: Meanwhile | None = None
-    ) -> Signature | None:
+    def load(self, artifact: Artifact) -> Signature | None:
         """Have the worker import the solution; return its entry function's signature.
-
-        Args:
-            environment: variables that the worker sets before the import.
-            meanwhile: called during the import.
 
         Raises:
             SolutionFailure: COMPILE_ERROR if the import fails, TIMEOUT if it does not end.
@@ -147,8 +141,7 @@ class RemoteKernel:
         """
         self.worker.solution_folder, self.worker.solution_entry = artifact.directory, artifact.symbol
         try:
-            fields = {**location_of(artifact), "environment": dict(environment), "meanwhile": meanwhile}
-            loaded = self.ask("load", Loaded, "the import", **fields)
+            loaded = self.ask("load", Loaded, "the import", **location_of(artifact))
         except WorkerKilled:
             raise
         except SolutionFailure as failure:

@@ -23,7 +23,6 @@ import itertools
 import os
 import select
 import socket
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -43,6 +42,7 @@ from flashinfer_bench.bench.runner.workers.sandbox_policy import PolicyMaker
 from flashinfer_bench.bench.runner.workers.timed.batches import BatchOverhead, touch
 from flashinfer_bench.bench.runner.workers.worker_handle import READY_LIMIT_S, WorkerGone, WorkerLate, WorkerProcess
 from flashinfer_bench.compile import Artifact
+from flashinfer_bench.data.digest import digest_of
 from flashinfer_bench.errors import DeviceFault
 from flashinfer_bench.worker.fork_server import hear_ready
 
@@ -324,7 +324,8 @@ class WorkerPool:
         made = [warm for warm in self._warm if warm.files == NEW]
         is_known = files.digest in self._want_fast or any(warm.files == files for warm in self._warm)
         if made and not is_known and not self.policies.folder(files.digest).exists():
-            max(made, key=lambda warm: warm.worker.is_ready).files = files
+            adopted = max(made, key=lambda warm: warm.worker.is_ready)
+            adopted.files, adopted.worker.is_adopted = files, True
 
     def tend(self) -> None:
         """Check which workers have started, end useless workers, start missing workers. Do not wait."""
@@ -472,52 +473,38 @@ class WorkerPool:
     def _made_for(self, files: SolutionFiles) -> SolutionFiles:
         return replace(files, wants_fast=True) if files.digest in self._want_fast else files
 
-    # Files of a worker, and its start.
-
-    def make_folder(self, worker: WorkerProcess) -> Path:
-        """Return a new folder that the worker can read. The folder is removed with the worker, or with the session."""
-        folder = Path(tempfile.mkdtemp(dir=worker.given or self._run_directory))
-        folder.chmod(0o755)  # a worker may have another user id; the folders above are closed to other users
-        return folder
+    # The start of a worker.
 
     def _spawn(
         self, files: SolutionFiles, precompiled: Precompiled | None = None, *, is_narrow: bool = False
     ) -> WorkerProcess:
-        number = next(self._numbers)
-        home, given = self._run_directory / f"worker-{number}", self._run_directory / f"given-{number}"
-        own = self._run_directory / f"own-{number}" if files == NEW else None
+        home = self._run_directory / f"worker-{next(self._numbers)}"
         server = self.server if precompiled is None else self.precompiling or self.server
         try:
-            order = self.order_for(files, home, given, precompiled, own)
+            order = self.order_for(files, home, precompiled)
             order["environment"] |= {CONNECTIONS: "1"} if is_narrow else {}
-            return WorkerProcess(
-                server, order, home, given=given if self._session_config.is_sandboxed else None, own=own
-            )
+            return WorkerProcess(server, order, home)
         except OSError as error:
             message = f"the fork server of workers is gone, or a worker's folders cannot be made: {error}"
             raise DeviceFault(message) from None
 
-    def order_for(
-        self,
-        files: SolutionFiles,
-        home: Path,
-        given: Path,
-        precompiled: Precompiled | None = None,
-        own: Path | None = None,
-    ) -> dict[str, Any]:
+    def order_for(self, files: SolutionFiles, home: Path, precompiled: Precompiled | None = None) -> dict[str, Any]:
         """Return the spawn order of a worker. A worker that precompiles has no GPU, and ends after its work."""
         index, image = (self._gpu_index, self.timing_image) if precompiled is None else (None, None)
         order = make_order(self._session_config, home, gpu_index=index, image=image) | {
             "is_reference": files.is_reference
         }
-        policy = self.policies.make_policy(files.digest, files.artifact, given, own)
+        owner, folder = files.digest, self.policies.folder(files.digest)
+        if files == NEW:
+            owner, folder = digest_of(str(home)), home
+        order["environment"] |= self.policies.environment(folder)
+        policy = self.policies.make_policy(owner, folder, files.artifact)
         if policy is None:
             return order
-        order["environment"] |= self.policies.environment(files.digest, own)
-        policy = replace(policy, writable=(str(home), *policy.writable))
+        policy = replace(policy, writable=sorted({str(home), *policy.writable}))
         if precompiled is not None:
             policy = policy.without_gpu()
-            order["precompile"] = {**location_of(self.policies.hand_over(precompiled[0], given)), **precompiled[1]}
+            order["precompile"] = {**location_of(self.policies.hand_over(precompiled[0], home)), **precompiled[1]}
             # A killed worker can leave Triton's cache and ninja's outputs unfinished. This is safe: ninja knows
             # unfinished files. A module's lock ends with the process, or the next worker removes it.
             folders = {name: str(home / name.lower()) for name in NOT_PRECOMPILED}

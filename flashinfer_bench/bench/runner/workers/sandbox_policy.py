@@ -90,13 +90,8 @@ class PolicyMaker:
         if self._has_own_user:
             run_directory.chmod(ENTERED_BY_ALL)
 
-    def environment(self, digest: str, own: Path | None = None) -> dict[str, str]:
-        """Return the variables that are specific to a solution's worker.
-
-        Args:
-            own: the worker's folder for compiled files; None for the solution's folder.
-        """
-        folder = own or self.folder(digest)
+    def environment(self, folder: Path) -> dict[str, str]:
+        """Return the variables that are specific to a worker whose run-time compilers use this folder."""
         if not self._session_config.is_sandboxed:
             return solution_environment(folder)
         return {
@@ -128,27 +123,24 @@ class PolicyMaker:
         folder = self.folder(digest)
         return folder.with_name(f"{folder.name}.{self._made_for}")
 
-    def make_policy(self, digest: str, artifact: Path | None, given: Path, own: Path | None = None) -> Policy | None:
-        """Make a solution's folder; return its worker's policy, without the worker's home. Return None without a
-        sandbox.
+    def make_policy(self, owner: str, folder: Path, artifact: Path | None) -> Policy | None:
+        """Make the folder of a worker's run-time compilers; return the worker's policy, without the worker's home.
+        Return None without a sandbox.
 
         Args:
-            artifact: folder of its files.
-            given: a folder that only this worker will read.
-            own: see `environment`.
+            owner: decides the worker's own user: the solution's digest, or a unique digest for an unknown solution.
+            folder: see `environment`.
+            artifact: folder of the solution's files.
         """
         if not self._session_config.is_sandboxed:
             return None
-        folder = own or self.folder(digest)
         is_new = not folder.exists()  # in a folder that a worker has written to, a name may be a link
         folder.mkdir(parents=True, exist_ok=True)
         lent = lend_helpers(Path(solution_environment(folder)["TRITON_CACHE_DIR"])) if is_new else []
-        given.mkdir(parents=True)
-        given.chmod(READ_BY_ALL)
-        reads = [str(path) for path in (given, self.shared_modules / LIBRARY, artifact) if path is not None]
+        reads = [str(path) for path in (self.shared_modules / LIBRARY, artifact) if path is not None]
         user = None
         if self._has_own_user and find_barrier(folder.parent, enters_only=True) is None:
-            user = choose_user(digest if own is None else digest_of(str(own)))
+            user = choose_user(owner)
             for path in (folder, *lent):
                 os.chown(path, user, user)
         return Policy(
@@ -159,9 +151,10 @@ class PolicyMaker:
             reads_all_owners=self._session_config.sandbox_user == "root that reads all files",
         )
 
-    def hand_over(self, artifact: Artifact, given: Path | None) -> Artifact:
-        """Return an artifact that a worker can read: a copy, if the worker's user cannot read the original."""
-        if not self._has_own_user or given is None or find_barrier(artifact.directory / artifact.entry) is None:
+    def hand_over(self, artifact: Artifact, given: Path) -> Artifact:
+        """Return an artifact that a worker can read. If the worker's user cannot read the original, return a copy in
+        the folder `given`."""
+        if not self._has_own_user or find_barrier(artifact.directory / artifact.entry) is None:
             return artifact
         copy = given / "artifact"
         for path in walk_files(artifact.directory, lambda *_: None):

@@ -12,6 +12,7 @@ import os
 import selectors
 import signal
 import socket
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -121,9 +122,7 @@ class WorkerProcess:
     Args:
         server: the socket of the fork server.
         order: environment, device, threads, memory limit and sandbox of the worker; `home` is added.
-        home: a private folder of the worker, created here and removed at its end.
-        given: a folder that only this worker reads; None if it reads all files that its user can read.
-        own: the worker's private folder for compiled files; None to use its solution's folder.
+        home: a private folder of the worker, created here if it is missing, and removed at the worker's end.
         log: receives the worker's output.
     """
 
@@ -133,11 +132,12 @@ class WorkerProcess:
         order: dict[str, Any],
         home: Path,
         *,
-        given: Path | None = None,
-        own: Path | None = None,
         log: BoundedLog | None = None,
     ) -> None:
-        self._home, self.given, self.own = home, given, own
+        self.home = home
+        self.is_adopted = False
+        """The worker was started for no particular solution. So it cannot read the artifact, and its compiled files are
+        in its home."""
         self.compiles_to = [Path(one) for one in (order.get("sandbox") or {}).get("writable", (str(home),))]
         """Folders in which compilers cache files for its solution."""
         self._request_id = 0
@@ -166,7 +166,7 @@ class WorkerProcess:
         """The loaded solution exports `setup`."""
         self.mapped: tuple[object, int] | None = None
         """The session's memory that the worker maps, and the generation of that memory. Mapping takes milliseconds."""
-        home.mkdir(parents=True)
+        home.mkdir(parents=True, exist_ok=True)
         user = (order.get("sandbox") or {}).get("user")
         if user is not None:
             os.chown(home, user, user)
@@ -195,6 +195,12 @@ class WorkerProcess:
         self.end()
 
     # Start.
+
+    def make_folder(self) -> Path:
+        """Return a new folder in the worker's home, which the worker can read."""
+        folder = Path(tempfile.mkdtemp(dir=self.home))
+        folder.chmod(0o755)  # the worker may have another user id
+        return folder
 
     @property
     def is_ready(self) -> bool:
@@ -338,7 +344,7 @@ class WorkerProcess:
 
     def read_stack(self) -> str:
         """Have the worker write its Python stack; return the stack, or "" if the worker does not write it."""
-        path = self._home / STACK_FILE
+        path = self.home / STACK_FILE
         if self.pid is None or not catches(self.pid, STACK_SIGNAL):
             return ""
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
@@ -466,8 +472,7 @@ class WorkerProcess:
             self._sock.close()
             self._supervisor.close()
             os.close(self._pipe)
-            for folder in filter(None, (self._home, self.given, self.own)):
-                remove_tree(folder, REMOVE_LIMIT_S)
+            remove_tree(self.home, REMOVE_LIMIT_S)
         return self.exit
 
     # Incoming messages.

@@ -44,8 +44,10 @@ def open_kernel(template, tmp_path):
         folder = tmp_path / "artifact"
         folder.mkdir()
         (folder / "main.py").write_text(source)
+        order = worker_order()
+        order["environment"]["OWN_FOLDER"] = str(tmp_path)
         with (
-            WorkerProcess(template, worker_order(), tmp_path / "home") as worker,
+            WorkerProcess(template, order, tmp_path / "home") as worker,
             SharedArena(torch.device("cpu")) as arena,
         ):
             worker.wait_ready()
@@ -53,7 +55,7 @@ def open_kernel(template, tmp_path):
             fields = {"timeout_seconds": 60.0, "plan": PLAN, "vary": vary(), **task}
             asked = KernelTask(["x"], list(outputs), **fields)
             kernel = RemoteKernel(worker, tools, asked, KernelMetadata("s", "d", True))
-            signature = kernel.load(Artifact(folder, "main.py", "run"), {"OWN_FOLDER": str(tmp_path)})
+            signature = kernel.load(Artifact(folder, "main.py", "run"))
             names = [output.name for output in outputs]
             kernel.calling_style = choose_style(
                 signature, inputs=["x"], outputs=names, declared=declared, is_python=True

@@ -23,7 +23,7 @@ class FakeWorker:
     def __init__(self, kind, name):
         self.kind, self.name = kind, name
         self.ready = SimpleNamespace(chain_gap_ns=GAPS.get(kind, 0))
-        self.pid = self.given = None
+        self.pid = None
         self.is_ready = self.is_ended = self.is_reaped = self.has_ended = self.is_deaf = False
         self.is_on_another_gpu = kind == "elsewhere"
         self.log, self.overhead = BoundedLog(), BatchOverhead()

@@ -88,12 +88,13 @@ def open_maker(place, user="the session's"):
 
 def test_a_worker_reads_its_artifact_and_writes_to_its_solutions_folder(place):
     made = open_maker(place)
-    policy = made.make_policy(DIGEST, place / "artifact", place / "given-1")
-    assert {str(place / "artifact"), str(place / "given-1")} <= set(policy.readable)
-    assert policy.writable == (str(place / "cache" / "jit" / "ab" / DIGEST),)
+    folder = made.folder(DIGEST)
+    policy = made.make_policy(DIGEST, folder, place / "artifact")
+    assert str(place / "artifact") in policy.readable
+    assert policy.writable == (str(folder),) == (str(place / "cache" / "jit" / "ab" / DIGEST),)
     assert not {str(place), str(place / "cache")} & {*policy.readable, *policy.writable}
     assert (policy.user, policy.reads_all_owners) == (None, False)
-    own = made.environment(DIGEST)
+    own = made.environment(folder)
     assert own["PATH"] == "/usr/bin"
     folders = [value for value in own.values() if value.startswith(str(place))]
     assert folders
@@ -103,13 +104,13 @@ def test_a_worker_reads_its_artifact_and_writes_to_its_solutions_folder(place):
 @as_root
 def test_a_user_of_its_own_has_its_folder_and_a_copy_of_an_artifact_that_it_could_not_read(place):
     made = open_maker(place, "own")
-    policy = made.make_policy(DIGEST, None, place / "given-1")
+    policy = made.make_policy(DIGEST, made.folder(DIGEST), None)
     assert policy.user == choose_user(DIGEST) == Path(policy.writable[0]).stat().st_uid
-    assert policy.writable != open_maker(place).make_policy(DIGEST, None, place / "given-2").writable
+    assert made.folder(DIGEST) != open_maker(place).folder(DIGEST)
     write(place, "closed/files/main.py")
     (place / "closed").chmod(0o700)
-    artifact = made.hand_over(Artifact(place / "closed/files", "main.py", "run", "python"), place / "given-1")
-    assert artifact.directory.is_relative_to(place / "given-1")
+    artifact = made.hand_over(Artifact(place / "closed/files", "main.py", "run", "python"), place / "home")
+    assert artifact.directory.is_relative_to(place / "home")
     assert (artifact.directory / "main.py").stat().st_mode & 0o004
 
 
@@ -117,14 +118,15 @@ def test_a_user_of_its_own_has_its_folder_and_a_copy_of_an_artifact_that_it_coul
 def test_a_worker_keeps_its_user_if_its_own_user_could_not_reach_its_folder(place):
     (place / "cache" / "jit").mkdir(parents=True)
     (place / "cache").chmod(0o700)
-    assert open_maker(place, "own").make_policy(DIGEST, None, place / "given-1").user is None
+    made = open_maker(place, "own")
+    assert made.make_policy(DIGEST, made.folder(DIGEST), None).user is None
 
 
 def test_compiled_solutions_are_recorded_where_no_worker_writes(place):
     made = open_maker(place)
     made.mark_compiled(DIGEST)  # there is no folder yet
     assert not made.is_compiled(DIGEST)
-    folder = Path(made.make_policy(DIGEST, None, place / "given-1").writable[0])
+    folder = Path(made.make_policy(DIGEST, made.folder(DIGEST), None).writable[0])
     made.mark_compiled(DIGEST)
     assert made.is_compiled(DIGEST)
     assert not any(folder.iterdir())
