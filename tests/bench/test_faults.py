@@ -66,7 +66,7 @@ def test_a_reference_that_hangs_is_ended_by_the_host(tmp_path, monkeypatch):
     run = judge(write_set(tmp_path, {"a": HONEST, "b": HONEST}, references, sizes=(8, 9, 10)), timeout_seconds=1.0)
     reported = [fault.message for fault in run.faults]
     assert "stopped answering in phase 'reference', which may take 3 s" in reported[0]
-    assert reported[-1] == "reference of endless: it ran out of time on workloads w0, w1"
+    assert reported[-1] == "reference of endless ran out of time on workloads w0 and w1"
     # Two workloads are tried, once each, and then no other.
     assert (len(run.notices), len(reported), len(run.done)) == (2, 6, 6)
 

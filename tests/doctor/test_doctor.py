@@ -10,7 +10,7 @@ from unittest.mock import Mock
 import pytest
 
 from flashinfer_bench.bench.machine import Device, discover_devices
-from flashinfer_bench.bench.runner.device_lock import lock_device
+from flashinfer_bench.bench.runner.device_lock import ask_for_device
 from flashinfer_bench.bench.runner.sandbox import Sandbox
 from flashinfer_bench.cli.doctor import render_report
 from flashinfer_bench.cli.main import cli as main
@@ -185,14 +185,14 @@ def test_what_fails_is_a_finding_with_its_words(examined, part, topic):
 
 def test_a_gpu_that_another_run_holds_is_not_measured_and_is_free_for_the_engine(examined):
     with ExitStack() as held:
-        list(lock_device(GPU, held))
+        list(ask_for_device(GPU, held))
         report = examined(run_isolated=AssertionError())
     assert (report.exit_code, broken(report), report.readings) == (1, ["measuring"], None)
     assert f"cuda:0 is in use by another run (process {os.getpid()})" in [item.text for item in report.findings]
 
     def check(_device):
         with ExitStack() as held:
-            list(lock_device(GPU, held, limit_s=0))
+            list(ask_for_device(GPU, held, limit_s=0))
         return agreement(1.0)
 
     assert broken(examined(time_identical=check)) == []

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 from flashinfer_bench.bench import Benchmark, BenchmarkConfig
 from flashinfer_bench.bench.events import JobFinished, JobStarted, Notice, RunStarted
-from flashinfer_bench.bench.runner.device_lock import lock_device
+from flashinfer_bench.bench.runner.device_lock import ask_for_device
 from flashinfer_bench.data import TraceSet
 from flashinfer_bench.testing import bench_gpu_time
 from tests.conftest import CHECKOUT
@@ -64,7 +64,7 @@ def test_a_run_waits_for_a_gpu_that_another_holds(tmp_path):
     trace_set = write_set(tmp_path, {"honest": HONEST})
     benchmark = Benchmark(trace_set, BenchmarkConfig.default(devices=["0"], num_trials=1))
     with ExitStack() as other_run:
-        list(lock_device(benchmark.machine.devices[0], other_run))
+        list(ask_for_device(benchmark.machine.devices[0], other_run))
         seen = []
         for event in benchmark.run(benchmark.plan(), save_results=False):
             seen.append(type(event))

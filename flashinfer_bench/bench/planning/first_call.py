@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from enum import Enum
 from typing import TYPE_CHECKING, Final
 
@@ -16,7 +15,7 @@ MODULES: Final = re.compile(r"^[ \t]*(?:from|import)[ \t]+flashinfer\b|\bcpp_ext
 OTHERS: Final = re.compile(r"\b(?:torch\.compile|tvm|tvm_ffi|helion|cuda\.tile|cutlass\.cute)\b")
 
 
-class FirstCall(Enum):
+class FirstCall(str, Enum):
     """The compilation in a solution's first call."""
 
     NOTHING = "nothing"
@@ -34,9 +33,10 @@ class FirstCall(Enum):
         return self in (FirstCall.MODULES, FirstCall.OTHERS)
 
 
-def classify_first_call(language: str, texts: Iterable[str]) -> FirstCall:
-    """Return what a solution's first call compiles."""
-    record, texts = SupportedLanguages(language).record, list(texts)
+def find_first_call(solution: Solution) -> FirstCall:
+    """Return what a solution's first call compiles, by its language and its sources."""
+    language, texts = solution.spec.language, [source.content for source in solution.sources]
+    record = SupportedLanguages(language).record
     if record.is_compiled:
         return FirstCall.NOTHING
     if record.needs_gpu or any(OTHERS.search(text) for text in texts):
@@ -44,8 +44,3 @@ def classify_first_call(language: str, texts: Iterable[str]) -> FirstCall:
     if any(MODULES.search(text) for text in texts):
         return FirstCall.MODULES
     return FirstCall.TRITON if language == "triton" or any("triton" in text for text in texts) else FirstCall.NOTHING
-
-
-def find_first_call(solution: Solution) -> FirstCall:
-    """Return what a solution's first call compiles, by its language and its sources."""
-    return classify_first_call(solution.spec.language, (source.content for source in solution.sources))

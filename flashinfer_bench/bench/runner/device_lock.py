@@ -42,15 +42,6 @@ def open_lock(path: Path) -> int:
     return fd
 
 
-def lock_device(device: Device, held: ExitStack, *, limit_s: float = WAIT_LIMIT_S) -> Iterator[str]:
-    """Take a GPU's lock like `ask_for_device`, and wait for it; yield messages for the user."""
-    for line in ask_for_device(device, held, limit_s=limit_s):
-        if line is not None:
-            yield line
-        else:
-            time.sleep(POLL_S)
-
-
 def ask_for_device(device: Device, held: ExitStack, *, limit_s: float = WAIT_LIMIT_S) -> Iterator[str | None]:
     """Try to take a GPU's lock, without waiting. Yield None while another run holds it; end when this run holds it.
 

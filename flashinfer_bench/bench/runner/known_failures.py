@@ -6,7 +6,7 @@ long. The session applies this rule to the jobs of its running request, and the 
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
@@ -19,19 +19,18 @@ from flashinfer_bench.errors import RanOut
 TRIES: Final = 2
 """Number of tries of a job whose session is lost. Each try has a new session. After the last try the job ends as a
 fault."""
-HANGS: Final = 2
-"""If a reference runs out of time on this many workloads, all jobs of its definition fail."""
 FIRST_CALLS: Final = 2
 """If a solution's import or first call runs out of time on this many workloads, its jobs are skipped. One such call may
-have spent the time compiling."""
+have spent the time compiling. If a reference runs out of time on this many workloads, all jobs of its definition fail.
+"""
 
 
 @dataclass
-class HungSolutions:
-    """Calls that ran out of time, by the key of their solution."""
+class HungCalls:
+    """Calls of solutions or references that ran out of time, by the key of the solution or the definition."""
 
     _first_calls: dict[str, list[str]] = field(default_factory=dict)
-    """Workloads on which a first call, which may have compiled, ran out of time."""
+    """Workloads on which a first call, which may have compiled, or a reference ran out of time."""
     _reasons: dict[str, str] = field(default_factory=dict)
 
     def note(self, key: str, name: str, workload: str, ran_out: RanOut | None) -> None:
@@ -46,8 +45,12 @@ class HungSolutions:
                 self._reasons.setdefault(key, f"{name} ran out of time on workloads {where}")
 
     def reason(self, key: str) -> str | None:
-        """Return why a solution's jobs are skipped; None if they are not."""
+        """Return why the jobs of a key are not tried; None if they are."""
         return self._reasons.get(key)
+
+    def includes(self, key: str, workload: str) -> bool:
+        """Return whether calls on a workload ran out of time, or are not tried for this reason."""
+        return key in self._reasons or workload in self._first_calls.get(key, ())
 
     def forget(self, key: str) -> None:
         """Forget a solution's failures."""
@@ -59,21 +62,16 @@ class KnownFailures:
     """Failures that the host has observed."""
 
     def __init__(self) -> None:
-        self.hung = HungSolutions()
+        self.hung, self._references = HungCalls(), HungCalls()
         self._tries: Counter[int] = Counter()
         self._broken: dict[tuple[str, str], str] = {}
         """(definition, workload) → why the reference cannot run: it runs out of time, or the session is lost each
         time."""
-        self._hung: defaultdict[str, set[str]] = defaultdict(set)
-        """Definition → workloads on which its reference ran out of time."""
 
     def find(self, job: Job) -> JobFaulted | None:
         """Return why a job cannot be judged, or is skipped; None if no failure is known."""
         name = job.definition.name
-        reason = self._broken.get((name, job.workload.uuid))
-        if reason is None and len(self._hung.get(name, ())) >= HANGS:
-            hung = ", ".join(sorted(self._hung[name]))
-            reason = f"reference of {name}: it ran out of time on workloads {hung}"
+        reason = self._broken.get((name, job.workload.uuid)) or self._references.reason(name)
         if reason is not None:
             return self.fault(job, reason)
         left_out = self.hung.reason(job.solution_key)
@@ -81,8 +79,8 @@ class KnownFailures:
 
     def fault(self, job: Job, message: str) -> JobFaulted:
         """Return the fault of a job, including whether its reference ran out of time."""
-        hung = self._hung.get(job.definition.name, ())
-        return JobFaulted(job, message, is_out_of_time=job.workload.uuid in hung or len(hung) >= HANGS)
+        is_late = self._references.includes(job.definition.name, job.workload.uuid)
+        return JobFaulted(job, message, is_out_of_time=is_late)
 
     def may_retry(self, job: Job, message: str, phase: str) -> bool:
         """Count that a job's session was lost; return whether the job is tried again. `phase` is the session's last
@@ -98,7 +96,7 @@ class KnownFailures:
     def note_hung_reference(self, job: Job, reason: str) -> str:
         """Record that a job's reference ran out of time, so that it is not tried again. Return the message."""
         name, uuid = job.definition.name, job.workload.uuid
-        self._hung[name].add(uuid)
+        self._references.note(name, f"reference of {name}", uuid, "first call")
         self._broken[name, uuid] = f"reference of {name}, workload {uuid}: it ran out of time; {reason}"
         return self._broken[name, uuid]
 

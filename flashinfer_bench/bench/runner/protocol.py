@@ -23,6 +23,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict
 
 from flashinfer_bench.bench.evaluators.plug_ins import PlugIn
+from flashinfer_bench.bench.planning.first_call import FirstCall
 from flashinfer_bench.compile.artifact import Kind
 from flashinfer_bench.errors import RanOut
 from flashinfer_bench.timing.libraries import LibraryCalls
@@ -104,6 +105,8 @@ class RequestedSolution(Frame):
     """Path → sha256 of each built file."""
     sources: dict[str, str] = {}
     """Path → text, if the artifact consists of the sources."""
+    first_call: FirstCall = FirstCall.NOTHING
+    """The compilation in its first call."""
     build_error: str | None
     """Error of a failed build; None if the build succeeded. A failed build has no directory."""
 

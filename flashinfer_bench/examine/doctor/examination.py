@@ -22,7 +22,7 @@ from flashinfer_bench.bench.benchmark import Benchmark
 from flashinfer_bench.bench.config import BenchmarkConfig
 from flashinfer_bench.bench.events import JobFaulted, JobFinished
 from flashinfer_bench.bench.machine import Device
-from flashinfer_bench.bench.runner.device_lock import lock_device
+from flashinfer_bench.bench.runner.device_lock import ask_for_device
 from flashinfer_bench.bench.runner.environments import session_environment
 from flashinfer_bench.bench.runner.sandbox import Level
 from flashinfer_bench.compile.known_good import NAME, PROGRAMS, KnownGood, define_double
@@ -172,8 +172,8 @@ def _ask(module: str, device: Device, limit_s: float) -> Any:
     with ExitStack() as held:
         said = ""
         try:
-            for line in lock_device(device, held, limit_s=0.0):
-                said = line.partition(";")[0]
+            for line in ask_for_device(device, held, limit_s=0.0):
+                said = said or str(line).partition(";")[0]
         except DeviceFault as fault:
             raise DeviceFault(said or str(fault)) from None
         environment = session_environment(os.environ, device, interpret_triton=False)

@@ -57,7 +57,7 @@ from flashinfer_bench.bench.runner.session.judged_calls import (
 from flashinfer_bench.bench.runner.session.machine_check import PROGRAM_S, MachineCheck
 from flashinfer_bench.bench.runner.session.opening import files_of
 from flashinfer_bench.bench.runner.session.outcome import PRINTED, JobOutcome, Passed
-from flashinfer_bench.bench.runner.session.precompiling import Precompiler, what_compiles
+from flashinfer_bench.bench.runner.session.precompiling import Precompiler
 from flashinfer_bench.bench.runner.session.reference_timing import COMPILE_S, KeptTimes, ReferenceTimer
 from flashinfer_bench.bench.runner.workers.artifacts import load_solution
 from flashinfer_bench.bench.runner.workers.calling_style import CallingStyle, choose_style
@@ -198,7 +198,7 @@ class DeviceSession:
         Kernels compiled in such a worker are not kept, so they must compile quickly."""
         for shared, requested in coming[:1] if self._session_config.expects_new else ():
             solution = shared.solutions[requested.solution]
-            if solution.sources and not what_compiles(solution).is_long:
+            if solution.sources and not solution.first_call.is_long:
                 return files_of(solution)
         return None
 
@@ -327,7 +327,7 @@ class DeviceSession:
         if not is_kept:
             self._pool.discard()
         if ran_out is not None:
-            ran_out = "call" if what_compiles(job.solution) is FirstCall.NOTHING else ran_out
+            ran_out = "call" if job.solution.first_call is FirstCall.NOTHING else ran_out
             request.hung.note(requested.solution, job.solution.name, job.workload.uuid, ran_out)
         extra = {"evaluator": request.evaluator.__name__, **job.notes}
         return JobResult(outcome, "".join(self._printed), extra, ran_out)

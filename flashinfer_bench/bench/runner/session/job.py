@@ -24,7 +24,7 @@ from flashinfer_bench.bench.evaluators.inputs.read_whole import find_read_whole
 from flashinfer_bench.bench.evaluators.inputs.rules import VariedInput
 from flashinfer_bench.bench.evaluators.reference import Reference
 from flashinfer_bench.bench.evaluators.registry import find_evaluator
-from flashinfer_bench.bench.runner.known_failures import HungSolutions
+from flashinfer_bench.bench.runner.known_failures import HungCalls
 from flashinfer_bench.bench.runner.protocol import JobFault, RequestedJob, SessionConfig, SessionRequest
 from flashinfer_bench.bench.runner.session.outcome import JobOutcome
 from flashinfer_bench.bench.runner.workers.claims import OutputSpec
@@ -66,7 +66,7 @@ class RequestContext:
     """Digest of a solution → why it could not be loaded."""
     broken_workloads: dict[str, str] = field(default_factory=dict)
     """Workload's uuid → why it cannot be judged."""
-    hung: HungSolutions = field(default_factory=HungSolutions)
+    hung: HungCalls = field(default_factory=HungCalls)
 
     def __post_init__(self) -> None:
         """Set the solutions by key, and the settings of jobs that have none of their own."""

@@ -21,7 +21,7 @@ import torch
 
 from flashinfer_bench.base.host import cores_for_compilers, spare_cores, usable_memory
 from flashinfer_bench.bench.evaluators.compare.packed import storage_shape
-from flashinfer_bench.bench.planning.first_call import FirstCall, classify_first_call
+from flashinfer_bench.bench.planning.first_call import FirstCall
 from flashinfer_bench.bench.runner.protocol import Announced, RequestedJob, RequestedSolution
 from flashinfer_bench.bench.runner.session.job import RequestContext
 from flashinfer_bench.bench.runner.session.opening import files_of
@@ -125,7 +125,7 @@ class Precompiler:
                 self._end(digest)
         for digest, wanted in self._wanted.items():
             if digest not in self._settled:
-                kind = what_compiles(wanted[0])
+                kind = wanted[0].first_call
                 is_needed = kind in self._kinds and not self._pool.policies.is_compiled(digest)
                 if is_needed and sum(one.terms is TERMS[kind] for one in self._running.values()) >= MOST_AT_ONCE:
                     continue
@@ -196,13 +196,6 @@ class Precompiler:
 
 def _refuse() -> NoReturn:
     raise BuildFault("its artifact was changed")
-
-
-def what_compiles(solution: RequestedSolution) -> FirstCall:
-    """Return what compiles at a solution's first call, by its language and its sources."""
-    if solution.build_error is not None or solution.kind != "python":
-        return FirstCall.NOTHING
-    return classify_first_call(solution.language, solution.sources.values())
 
 
 def describe_call(definition: Definition, workload: Workload) -> dict[str, Any] | None:

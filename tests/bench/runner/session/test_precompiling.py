@@ -12,7 +12,7 @@ from flashinfer_bench.bench.runner.session.precompiling import Precompiler
 from tests.kit.make import make_definition
 
 pytestmark = pytest.mark.cpu
-LIBRARY = {"language": "python", "sources": {"main.py": "import flashinfer\n"}}
+LIBRARY = {"first_call": FirstCall.MODULES}
 DEFINITION = make_definition(inputs={"x": "float16[n]", "by": "float32"}, outputs={"y": "float16[n]"})
 WORKLOAD = {"uuid": "one", "axes": {"n": 64}, "inputs": {"by": {"type": "scalar", "value": 2.0}}}
 
@@ -80,6 +80,7 @@ def precompiler(pool, clock):
 def solution(number, **changes):
     fields = {"name": f"s{number}", "language": "triton", "declared_style": None, "digest": f"d{number}"}
     fields |= {"directory": "/a", "entry": "main.py", "symbol": "run", "kind": "python", "build_error": None}
+    fields |= {"first_call": FirstCall.TRITON}
     return RequestedSolution(**fields | changes)
 
 
@@ -104,21 +105,6 @@ def test_a_few_run_at_once_and_ended_or_late_workers_make_room(pool, precompiler
     precompiler.expect(coming)
     assert all(pool.started[name].has_ended for name in first)
     assert len(pool.started) == 2 * len(first) + 2
-
-
-@pytest.mark.parametrize(
-    ("changes", "first_call"),
-    [
-        ({}, FirstCall.TRITON),
-        ({"language": "python", "sources": {"main.py": "import triton"}}, FirstCall.TRITON),
-        (LIBRARY, FirstCall.MODULES),
-        ({"language": "python"}, FirstCall.NOTHING),
-        ({"language": "cpp"}, FirstCall.NOTHING),
-        ({"build_error": "no"}, FirstCall.NOTHING),
-    ],
-)
-def test_language_and_sources_decide_what_a_first_call_compiles(changes, first_call):
-    assert precompiling.what_compiles(solution(0, **changes)) is first_call
 
 
 @pytest.mark.parametrize(("kind", "most_s", "longest_s"), [({}, 3.0, 3.0), ({}, 1e6, 15.0), (LIBRARY, 1e6, 300.0)])
