@@ -18,6 +18,7 @@ import os
 import select
 import signal
 import socket
+import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -30,7 +31,9 @@ from flashinfer_bench.sandbox.process_tree import (
     Memory,
     adopt_orphans,
     ancestors,
+    await_children,
     descendants,
+    die_with_parent,
     end_descendants,
     fork,
     proportional_memory,
@@ -47,14 +50,39 @@ RunWorker = Callable[[dict[str, Any], Sequence[int], socket.socket], None]
 returns."""
 
 
-def run_supervisor(order: dict[str, Any], fds: list[int], run_worker: RunWorker) -> None:
+def start_supervisor(order: dict[str, Any], fds: Sequence[int], run_worker: RunWorker, server: socket.socket) -> None:
+    """Fork the supervisor of a worker. Only the supervisor keeps the channels open.
+
+    Args:
+        order, fds, run_worker: see `run_supervisor`.
+        server: a socket of this process that the supervisor must close.
+    """
+    if fork() == 0:
+        code = 1
+        try:
+            server.close()
+            run_supervisor(order, fds, run_worker)
+            code = 0
+        except BaseException:  # the process must end here in any case
+            sys.excepthook(*sys.exc_info())
+        finally:
+            os._exit(code)
+    for fd in fds:
+        os.close(fd)
+
+
+def run_supervisor(order: dict[str, Any], fds: Sequence[int], run_worker: RunWorker) -> None:
     """Fork the worker, watch it until its end, clean up after it, and report.
 
     Args:
-        order: the worker's order, which may have a `memory_limit_bytes` and a `sandbox`.
+        order: the worker's order, which may have a `memory_limit_bytes` and a `sandbox`. If it has a `grace_s`, this
+            process ends with its parent, and processes below an ended worker have this many seconds to end.
         fds: the worker's socket, the pipe for its output, the supervisor's socket.
         run_worker: called in the fork.
     """
+    grace_s = order.get("grace_s")
+    if grace_s is not None:
+        die_with_parent(signal.SIGKILL)
     os.setsid()
     adopt_orphans()
     wake_read, wake_write = os.pipe()
@@ -75,6 +103,7 @@ def run_supervisor(order: dict[str, Any], fds: list[int], run_worker: RunWorker)
     watch = Watch(pid, int(order["memory_limit_bytes"]), Notifications(ours, sandbox.get("writable", ())))
     try:
         code = os.waitstatus_to_exitcode(watch.until_end(session, wake_read))
+        await_children(grace_s or 0.0)
     finally:
         leftover = end_descendants(kill_domain if is_apart else None)
     ended = {"code": code, "signal": None} if code >= 0 else {"code": None, "signal": -code}

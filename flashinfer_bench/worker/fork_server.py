@@ -18,13 +18,12 @@ import importlib
 import os
 import signal
 import socket
-import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from flashinfer_bench.base.files.trees import remove_tree
 from flashinfer_bench.base.wire import FrameReader, WireClosed, send_frame
@@ -37,7 +36,7 @@ from flashinfer_bench.sandbox.process_tree import (
     hide_memory,
     kill_below,
 )
-from flashinfer_bench.sandbox.supervisor import run_supervisor
+from flashinfer_bench.sandbox.supervisor import start_supervisor
 from flashinfer_bench.timing.clocks import import_cupti
 from flashinfer_bench.worker.jit.precompile import prepare_stand_in
 from flashinfer_bench.worker.jit.start import prepare_triton
@@ -156,20 +155,5 @@ def _serve_all(sock: socket.socket, preparation: Preparation, most_tasks: int) -
             continue
         order = {"most_tasks": most_tasks, **message["spawn"]}
         needs_nothing = is_prepared or order.get("is_reference")  # references launch no Triton kernels
-        _serve(order, reader.take_fds(), sock, (lambda: None) if needs_nothing else preparation.prepare)
-
-
-def _serve(order: dict[str, Any], fds: list[int], sock: socket.socket, prepare: Callable[[], object]) -> None:
-    """Fork the supervisor of a worker. Only the supervisor keeps the channels open."""
-    if fork() == 0:
-        code = 1
-        try:
-            sock.close()
-            run_supervisor(order, fds, partial(run_worker, prepare=prepare))
-            code = 0
-        except BaseException:  # the process must end here in any case
-            sys.excepthook(*sys.exc_info())
-        finally:
-            os._exit(code)
-    for fd in fds:
-        os.close(fd)
+        prepare = (lambda: None) if needs_nothing else preparation.prepare
+        start_supervisor(order, reader.take_fds(), partial(run_worker, prepare=prepare), sock)

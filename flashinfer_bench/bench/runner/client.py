@@ -1,8 +1,5 @@
 """The host's handle on the sessions of this machine's devices: start, send requests, read verdicts, end.
 
-The session and all processes below it hold the write end of a pipe, the lifeline, and never write to it. When the
-pipe's read end reports the end of the stream, all processes of the session have ended.
-
 The scheduler's loop gives batches to slots and reads frames. A slot can run one device session, on a device of this
 machine (`LocalSlots`) or of a cluster's node (`cluster.Cluster`). A table of slots has these members:
 
@@ -24,7 +21,6 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
-from multiprocessing.connection import wait
 from typing import Any, Final
 
 from flashinfer_bench.base.exits import describe_exit
@@ -32,13 +28,11 @@ from flashinfer_bench.base.wire import FrameReader, WireClosed, WireError, encod
 from flashinfer_bench.bench.machine import Device
 from flashinfer_bench.bench.runner.device_lock import ask_for_device
 from flashinfer_bench.bench.runner.environments import session_environment
-from flashinfer_bench.bench.runner.launcher import launcher_for, read_tail
+from flashinfer_bench.bench.runner.launcher import CLOSE_LIMIT_S, launcher_for, read_tail
 from flashinfer_bench.bench.runner.protocol import SessionConfig, SessionRequest
-from flashinfer_bench.sandbox.process_tree import end_tree, hide_memory, session_members
+from flashinfer_bench.sandbox.process_tree import hide_memory
 
 START_LIMIT_S: Final = 180.0
-CLOSE_LIMIT_S: Final = 3.0
-FORCE_LIMIT_S: Final = 30.0
 PHASE_GRACE_S = 120.0
 """Seconds added to a phase's limit, for comparisons and for reading blobs. A session that is silent beyond this counts
 as lost."""
@@ -69,15 +63,13 @@ class SessionClient:
         self.phase = "starting"
         """The phase that the session reported last."""
         self._sock, theirs = socket.socketpair()
-        self._lifeline, lifeline_write = os.pipe()
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - closed by end()
         environment = session_environment(os.environ, device, interpret_triton=session_config.needs_triton)
         try:
             launcher = launcher_for(environment)
-            self._process = launcher.start(environment, theirs.fileno(), lifeline_write, self._stderr.fileno())
+            self._process = launcher.start(environment, theirs.fileno(), self._stderr.fileno())
         finally:
             theirs.close()
-            os.close(lifeline_write)
         self._reader = FrameReader(self._sock, max_bytes=1 << 28)
         self._unsent = bytearray()
         self._send({"config": session_config.model_dump()})
@@ -145,16 +137,7 @@ class SessionClient:
             return
         self._send({"close": True})
         self._sock.close()
-        if not self._process.wait(0.5 if self.is_ready else 0):
-            self._process.kill()
-        session = self._process.pid
-        # If the session was never forked, only the fork server has the lifeline, and closes it.
-        is_over = wait([self._lifeline], CLOSE_LIMIT_S if session is not None else 0)
-        if not is_over and session is not None:
-            for left in session_members([session])[session]:  # the workers' fork server, the parent of all workers
-                end_tree(left, FORCE_LIMIT_S)
-        self._process.close()
-        os.close(self._lifeline)
+        self._process.end(0.5 if self.is_ready else 0.0)
         self._stderr.close()
 
     @property

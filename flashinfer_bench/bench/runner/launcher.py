@@ -6,9 +6,10 @@ slow imports, so it ends if the host is killed while torch loads. It uses no dev
 some idle minutes. The first sessions import the judge themselves, while their workers start. Later sessions inherit the
 imported judge.
 
-A request is a frame {"environment", "folder"} with four descriptors: the session's socket, the lifeline, the file for
-its output, and a socket on which the server reports {"pid"}, then {"exit"}. If the host closes its end of that socket
-before the fork, no session is forked.
+A request is a frame {"environment", "folder"} with three descriptors: the session's socket, the file for its output,
+and the socket of the session's supervisor (`sandbox/supervisor.py`), which reports start and end to the host. If the
+host closes its end of that socket before the fork, no session is forked. The kernel ends supervisors and sessions with
+the server.
 """
 
 from __future__ import annotations
@@ -26,15 +27,17 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import IO, Any, Final, NoReturn
 
 from flashinfer_bench.base.host import collector_paused
 from flashinfer_bench.base.wire import FrameReader, WireClosed, send_frame
-from flashinfer_bench.sandbox.process_tree import die_with_parent, fork, hide_memory
+from flashinfer_bench.sandbox.process_tree import die_with_parent, end_tree, hide_memory
+from flashinfer_bench.sandbox.supervisor import start_supervisor
 
 MODULE: Final = "flashinfer_bench.bench.runner.launcher"
 OPENING: Final = "flashinfer_bench.bench.runner.session.opening"
@@ -43,11 +46,12 @@ AT_IMPORT: Final = ("PYTHON", "OMP_", "GOMP_", "KMP_", "MKL_", "TORCH", "LD_", "
 """Prefixes of variables that take effect when libraries are loaded. Sessions that differ in these variables are forked
 from different servers."""
 STDERR_TAIL_BYTES: Final = 4096
-FORCE_LIMIT_S: Final = 30.0
-"""Seconds for a killed session to end."""
+GRACE_S, CLOSE_LIMIT_S, FORCE_LIMIT_S = 2.0, 3.0, 30.0
+"""Seconds for the processes below an ended session to end by themselves, for the supervisor to end all, and for the
+host to end all."""
 IDLE_S: Final = 120.0
 """A server ends after this many seconds without a request or a session."""
-DESCRIPTORS: Final = 4
+DESCRIPTORS: Final = 3
 """Number of file descriptors sent with a request."""
 
 Serve = Callable[[int], object]
@@ -84,18 +88,17 @@ class Launcher:
         """Whether the server can fork another session. An idle server closes its channel before it ends."""
         return self.process.poll() is None and not wait([self._sock], 0)  # the server sends no messages on this channel
 
-    def start(self, environment: Mapping[str, str], sock: int, lifeline: int, output: int) -> LaunchedSession:
+    def start(self, environment: Mapping[str, str], sock: int, output: int) -> LaunchedSession:
         """Have a session forked; return at once.
 
         Args:
             sock: the session's end of the channel to its host.
-            lifeline: write end of a pipe, which all processes below the session inherit.
             output: the file for the session's output.
         """
         ours, theirs = socket.socketpair()
         request = {"environment": dict(environment), "folder": str(Path.cwd())}
         with theirs, suppress(OSError):  # if the server has ended, the session's channels close
-            send_frame(self._sock, request, [sock, lifeline, output, theirs.fileno()])
+            send_frame(self._sock, request, [sock, output, theirs.fileno()])
         return LaunchedSession(self, ours)
 
     def last_words(self) -> str:
@@ -114,14 +117,14 @@ class LaunchedSession:
     """The process of one session.
 
     Args:
-        reports: the socket on which the fork server reports.
+        supervisor: the socket of its supervisor.
     """
 
-    def __init__(self, launcher: Launcher, reports: socket.socket) -> None:
+    def __init__(self, launcher: Launcher, supervisor: socket.socket) -> None:
         self.launcher = launcher
-        self._reports = reports
-        self._reader = FrameReader(reports, takes_fds=False)
-        self._pid: int | None = None
+        self._supervisor = supervisor
+        self._reader = FrameReader(supervisor, takes_fds=False)
+        self._started: dict[str, int] = {}
         self._has_ended = False
         self.code: int | None = None
         """How it ended: its exit code, or the negative number of a signal."""
@@ -130,34 +133,37 @@ class LaunchedSession:
     def pid(self) -> int | None:
         """The session's process id; None until the server has forked the session."""
         self.wait(0)
-        return self._pid
+        return self._started.get("started")
 
     def wait(self, limit_s: float) -> bool:
-        """Wait at most `limit_s` seconds for the session to end; return whether it has ended."""
+        """Wait at most `limit_s` seconds for the session and all processes below it to end; return whether they have
+        ended."""
         deadline = time.monotonic() + limit_s
-        while not self._has_ended and wait([self._reports], max(0.0, deadline - time.monotonic())):
+        while not self._has_ended and wait([self._supervisor], max(0.0, deadline - time.monotonic())):
             try:
                 self._reader.pump()
-            except WireClosed:  # the server has reported the end, has ended, or has forked no session
+            except WireClosed:  # the supervisor has ended, or was never forked
                 self._has_ended = True
             while (message := self._reader.pop()) is not None:
-                self._pid, self.code = message.get("pid", self._pid), message.get("exit")
+                if (ended := message.get("exit")) is None:
+                    self._started = message
+                else:
+                    self.code = ended["code"] if ended["signal"] is None else -ended["signal"]
         return self._has_ended
 
-    def kill(self) -> None:
-        """Kill the session, and wait until it has ended. A session that is not forked yet will not be forked."""
-        pid = self.pid
-        if pid is None:
-            with suppress(OSError):
-                self._reports.shutdown(socket.SHUT_WR)
-        elif not self._has_ended:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-            self.wait(FORCE_LIMIT_S)
+    def end(self, patience_s: float = 0.0) -> None:
+        """End the session with all processes below it, and wait until they have ended. A session that is not forked yet
+        will not be forked.
 
-    def close(self) -> None:
-        """Close the channel to its server."""
-        self._reports.close()
+        Args:
+            patience_s: seconds in which the session may end by itself.
+        """
+        if not self.wait(patience_s):
+            with suppress(OSError):
+                self._supervisor.send(b"x")
+            if self.pid is not None and not self.wait(CLOSE_LIMIT_S):
+                end_tree(self._started["supervisor"], FORCE_LIMIT_S)
+        self._supervisor.close()
 
 
 _LAUNCHERS: dict[tuple[Any, ...], Launcher] = {}
@@ -202,100 +208,68 @@ def main(fd: int, host_pid: int) -> None:
         opening = importlib.import_module(OPENING)
     gc.freeze()  # sessions and workers need not scan torch's objects
     with socket.socket(fileno=fd) as host:
-        ForkServer(host, opening.serve_host, opening.import_judge).run()
+        serve_host(host, opening.serve_host, opening.import_judge)
 
 
-class ForkServer:
-    """Forks sessions for one host and reports how they end.
+def serve_host(host: socket.socket, serve: Serve, import_more: Callable[[], object] = lambda: None) -> None:
+    """Fork sessions for a host until it has ended, or was idle for IDLE_S.
 
     Args:
-        import_more: imports modules for later sessions. The server calls it after the first forks, because a user waits
-            for the first sessions.
+        serve: runs a session.
+        import_more: imports modules for later sessions. It is called after the first forks, because a user waits for
+            the first sessions.
     """
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps supervisors
+    reader, fds, has_forked = FrameReader(host), list[int](), False
+    with suppress(WireClosed):
+        while select.select([host], [], [], IDLE_S)[0] or has_children():
+            while is_readable(host):
+                reader.pump()
+            if has_forked and reader.has_frame:
+                import_more()
+            while (request := reader.pop()) is not None:
+                fds += reader.take_fds()
+                own, fds = fds[:DESCRIPTORS], fds[DESCRIPTORS:]
+                with socket.socket(fileno=os.dup(own[-1])) as control:
+                    is_wanted = not is_readable(control)  # the host sends nothing before it ends the session
+                if is_wanted:
+                    has_forked = True
+                    order = {**request, "grace_s": GRACE_S, "memory_limit_bytes": 0, "sandbox": {"for_tool": True}}
+                    start_supervisor(order, own, partial(become_session, serve), host)
+                else:
+                    for fd in own:
+                        os.close(fd)
 
-    def __init__(self, host: socket.socket, serve: Serve, import_more: Callable[[], object] = lambda: None) -> None:
-        self._host, self._serve, self._import_more = host, serve, import_more
-        self._reader = FrameReader(host)
-        self._fds: list[int] = []
-        self._has_forked = False
-        self._sessions: dict[int, socket.socket] = {}
-        """Process id of a session → socket for its reports."""
 
-    def run(self) -> None:
-        """Serve requests until the host has ended, or was idle for IDLE_S."""
-        signal.signal(signal.SIGCHLD, lambda *_: self._reap())
-        with suppress(WireClosed):
-            while select.select([self._host], [], [], IDLE_S)[0] or self._sessions:
-                self._take_requests()
+def has_children() -> bool:
+    """Return whether a child of this process, which ignores ended children, is alive."""
+    with suppress(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)
+        return True
+    return False
 
-    def _take_requests(self) -> None:
-        while is_readable(self._host):
-            self._reader.pump()
-        if self._has_forked and self._reader.has_frame:
-            self._import_more()
-        while (request := self._reader.pop()) is not None:
-            self._fds += self._reader.take_fds()
-            self._start(request, *self._fds[:DESCRIPTORS])
-            del self._fds[:DESCRIPTORS]
 
-    def _start(self, request: dict[str, Any], host: int, lifeline: int, output: int, control: int) -> None:
-        """Fork a session, unless the host has closed its end of the report socket. The host never writes to that
-        socket, so the socket is readable only after the host has closed its end."""
-        reports, server = socket.socket(fileno=control), os.getpid()
-        if is_readable(reports):
-            reports.close()
-        else:
-            self._has_forked = True
-            pid = fork()
-            if pid == 0:
-                reports.close()
-                self._become_session(request, server, host, lifeline, output)
-            self._report(reports, {"pid": pid})
-            self._sessions[pid] = reports
-            self._reap()  # the session may have ended before it was recorded
-        for fd in (host, lifeline, output):
-            os.close(fd)
-
-    def _reap(self) -> None:
-        """Report sessions that have ended. The kernel does not reuse a session's process id before the session is
-        reported.
-
-        A signal can call this method while it runs. In this case the inner call does the work.
-        """
-        for pid in list(self._sessions):
-            with suppress(ChildProcessError):
-                ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-                reports = self._sessions.pop(pid, None) if ended is not None else None
-                if ended is not None and reports is not None:
-                    code = ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
-                    self._report(reports, {"exit": code})
-                    reports.close()
-                    os.waitpid(pid, 0)
-
-    def _report(self, reports: socket.socket, message: dict[str, Any]) -> None:
-        with suppress(OSError):  # the host does not wait for this session any more
-            send_frame(reports, message)
-
-    def _become_session(self, request: dict[str, Any], server: int, host: int, lifeline: int, output: int) -> NoReturn:
-        """Serve the host in this new child of the server, then end this process."""
-        code = 1
-        try:
-            die_with_parent(signal.SIGKILL)
-            if os.getppid() == server:
-                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-                for one in (self._host, *self._sessions.values()):
-                    one.close()
-                os.set_inheritable(lifeline, True)
-                enter(request, output)
-                self._serve(host)
-                code = 0
-        except BaseException:  # the process must end here in any case
-            traceback.print_exc()
-        finally:
-            with suppress(OSError, ValueError):
-                sys.stdout.flush()
-                sys.stderr.flush()
-            os._exit(code)
+def become_session(serve: Serve, request: dict[str, Any], fds: Sequence[int], asked: socket.socket) -> NoReturn:
+    """Serve the host in this new child of a supervisor, then end this process."""
+    code = 1
+    try:
+        host, output = fds
+        die_with_parent(signal.SIGKILL)
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        asked.detach()
+        enter(request, output)
+        os.closerange(3, host)
+        os.closerange(host + 1, os.sysconf("SC_OPEN_MAX"))
+        serve(host)
+        code = 0
+    except BaseException:  # the process must end here in any case
+        traceback.print_exc()
+    finally:
+        with suppress(OSError, ValueError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
 
 
 def is_readable(sock: socket.socket) -> bool:

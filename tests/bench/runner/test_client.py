@@ -8,8 +8,7 @@ from contextlib import ExitStack
 import pytest
 
 from flashinfer_bench.bench.machine import Device
-from flashinfer_bench.bench.runner import client as session_client
-from flashinfer_bench.bench.runner import device_lock
+from flashinfer_bench.bench.runner import device_lock, launcher
 from flashinfer_bench.bench.runner.client import LocalSlots
 from flashinfer_bench.bench.runner.device_lock import ask_for_device
 from flashinfer_bench.bench.runner.protocol import SessionConfig
@@ -50,7 +49,7 @@ def wait_for(found, limit_s=60.0):
 
 
 def test_a_session_whose_fork_server_is_stopped_is_ended_with_all_below_it(client, monkeypatch):
-    monkeypatch.setattr(session_client, "CLOSE_LIMIT_S", 0.2)
+    monkeypatch.setattr(launcher, "CLOSE_LIMIT_S", 0.2)
     below = wait_for(lambda: descendants(client._process.pid))
     assert below
     for pid in below:

@@ -8,11 +8,12 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from flashinfer_bench.bench.runner import launcher
-from flashinfer_bench.bench.runner.launcher import ForkServer, Launcher, read_tail
+from flashinfer_bench.bench.runner.launcher import Launcher, read_tail, serve_host
 from flashinfer_bench.sandbox.process_tree import is_alive
 from tests.kit.processes import wait_until_gone
 
@@ -40,7 +41,7 @@ class Played(Launcher):
             try:
                 self._sock.close()
                 sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__  # not what the tests' program captures
-                ForkServer(theirs, act).run()
+                serve_host(theirs, act)
             finally:
                 os._exit(0)
         theirs.close()
@@ -49,22 +50,20 @@ class Played(Launcher):
 
 @pytest.fixture
 def begin(tmp_path, monkeypatch):
-    """Start a session (its variables) → it, its channel, its output, the lifeline's read end."""
+    """Start a session (its variables) → it, its channel, its output."""
     monkeypatch.chdir(tmp_path)
     server = Played()
     opened = []
 
     def begin(*, waits=False, **environment):
         ours, theirs = socket.socketpair()
-        reading, writing = os.pipe()
         output = tempfile.TemporaryFile()  # noqa: SIM115 - closed below
-        session = server.start(environment, theirs.fileno(), writing, output.fileno())
+        session = server.start(environment, theirs.fileno(), output.fileno())
         theirs.close()
-        os.close(writing)
-        opened.extend([ours, output, session])
+        opened.extend([ours, output, SimpleNamespace(close=session.end)])
         if waits:
             assert not wait_until_gone(lambda: session.pid is None)
-        return session, ours, output, reading
+        return session, ours, output
 
     begin.server = server.child
     yield begin
@@ -79,8 +78,8 @@ def begin(tmp_path, monkeypatch):
     ("word", "code", "said"), [(b"end", 0, ""), (b"raise", 1, "ValueError: as told"), (b"leave", 7, "")]
 )
 def test_a_session_has_the_surroundings_of_its_request_and_its_end_is_reported(begin, tmp_path, word, code, said):
-    session, channel, output, _ = begin(GIVEN="a")
-    other, second, printed, _ = begin(GIVEN="b")
+    session, channel, output = begin(GIVEN="a")
+    other, second, printed = begin(GIVEN="b")
     channel.send(word)
     second.send(b"end")
     assert [one.wait(60) for one in (session, other)] == [True, True]
@@ -92,13 +91,12 @@ def test_a_session_has_the_surroundings_of_its_request_and_its_end_is_reported(b
 
 
 @pytest.mark.parametrize("way", ["killed", "server gone"])
-def test_an_unwanted_session_ends_and_its_lifeline_with_it(begin, way):
-    session, _, _, lifeline = begin(waits=True)
+def test_an_unwanted_session_ends(begin, way):
+    session = begin(waits=True)[0]
     pid = session.pid
     if way == "killed":
-        session.kill()
+        session.end()
         assert (session.code, is_alive(pid)) == (-signal.SIGKILL, False)
-        session.kill()  # of no consequence
     else:
         os.kill(begin.server, signal.SIGKILL)
         assert session.wait(60)
@@ -106,7 +104,7 @@ def test_an_unwanted_session_ends_and_its_lifeline_with_it(begin, way):
         later = begin()[0]
         assert later.wait(60)
         assert (later.pid, later.code) == (None, None)
-    assert os.read(lifeline, 1) == b""
+    assert not wait_until_gone(lambda: is_alive(pid))
 
 
 def test_a_server_whose_import_fails_is_ended_with_its_session(monkeypatch):
@@ -114,13 +112,12 @@ def test_a_server_whose_import_fails_is_ended_with_its_session(monkeypatch):
     server = Launcher(dict(os.environ))
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        session = server.start({}, theirs.fileno(), theirs.fileno(), theirs.fileno())
+        session = server.start({}, theirs.fileno(), theirs.fileno())
         assert session.wait(60)
     server.process.wait()
     assert "this_module_is_nowhere" in server.last_words()
-    session.kill()
+    session.end()
     server.end()
-    session.close()
     assert not wait_until_gone(lambda: server.is_there)
 
 
