@@ -1,4 +1,4 @@
-"""The supervisor: the parent of exactly one worker, which it outlives by a moment.
+"""The supervisor: the parent of exactly one worker or one session, which it outlives by a moment.
 
 It adopts and kills the processes that the worker leaves behind, and reports how the worker ended. It uses one socket:
 
