@@ -33,8 +33,9 @@ from flashinfer_bench.errors import Fault, UsageError
 
 THREADS: Final = 8
 """Number of parallel downloads, as in the hub's own client."""
-MOST_PAGES: Final = 250
-"""Largest number of pages of a list of files. The hub puts 1,000 files on a page."""
+MOST_PAGES: Final = 100
+"""Largest number of pages of a list of files. The hub puts 1,000 files on a page. A record of many more files would be
+too large to read."""
 HIDDEN: Final = re.compile(r"(^|/)(\.|[\w-]{27}=\.)")
 """Paths that are not fetched: readers of a set skip them, or they look like the client's names of unfinished downloads.
 If such a folder existed, a server's ETag could lead the client out of the staging folder."""

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Depends, FastAPI, HTTPException, Query, Request
+from fastapi.exception_handlers import http_exception_handler
 from fastapi.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from pydantic import BaseModel
 
@@ -18,13 +19,13 @@ from flashinfer_bench.data import Definition, Solution
 from flashinfer_bench.errors import FlashInferBenchError, UsageError
 from flashinfer_bench.serve.requests import (
     BatchBody,
+    Body,
     Here,
-    Known,
     Site,
     SubmissionBody,
     admit,
     find_definition,
-    parse_batch,
+    parse,
     parse_submission,
 )
 from flashinfer_bench.serve.store import TaskRow
@@ -63,12 +64,11 @@ async def _note(request: Request, answer: Callable[[Request], Awaitable[Response
     return response
 
 
-async def _answer_failure(_request: Request, error: Exception) -> Response:
+async def _answer_failure(request: Request, error: Exception) -> Response:
     """Answer 422 if the request is invalid, else 503: an error of the engine or the disk may be temporary."""
-    if isinstance(error, UsageError):
-        return JSONResponse({"detail": str(error)}, 422)
-    refusal = retry_later(503, str(error))
-    return JSONResponse({"detail": refusal.detail}, refusal.status_code, refusal.headers)
+    is_invalid = isinstance(error, UsageError)
+    refusal = HTTPException(422, str(error)) if is_invalid else retry_later(503, str(error))
+    return await http_exception_handler(request, refusal)
 
 
 def _body_of(model: type[BaseModel]) -> dict[str, Any]:
@@ -127,8 +127,9 @@ async def list_tasks(here: Here, submitter: str | None = None) -> Response:
 
 
 @router.post("/tasks/batch", openapi_extra=_body_of(BatchBody))
-async def read_batch(here: Here, asked: Annotated[BatchBody, Depends(parse_batch)]) -> Response:
+async def read_batch(here: Here, body: Body) -> Response:
     """Return several tasks. With a timeout, wait until all of them are over, or the timeout has passed."""
+    asked = parse(BatchBody, body)
     tasks = list(dict.fromkeys(asked.task_ids))
     if asked.timeout:
         await here.service.wait(tasks, asked.timeout)
@@ -158,7 +159,7 @@ async def stream_events(here: Here, task_id: str) -> Response:
 
 
 @router.get("/health")
-async def check_health(here: Here, is_known: Known) -> Response:
+async def check_health(here: Here, is_known: Annotated[bool, Depends(admit)]) -> Response:
     """Return the status (ok or draining), the devices and the queue. A request without the token gets only the
     status."""
     status = "draining" if here.service.is_draining else "ok"

@@ -72,24 +72,19 @@ Here = Annotated[Site, Depends(site_of)]
 Bearer = Annotated[HTTPAuthorizationCredentials | None, Depends(HTTPBearer(auto_error=False))]
 
 
-async def knows_token(here: Here, given: Bearer) -> bool:
-    """Return whether a request has the token. The comparison takes constant time."""
-    word = given.credentials if given is not None else ""
-    return here.token is None or hmac.compare_digest(word.encode(), here.token.encode())
-
-
-Known = Annotated[bool, Depends(knows_token)]
-
-
-async def admit(request: Request, here: Here, is_known: Known) -> None:
-    """Refuse requests for another host, from web pages, or without the token."""
+async def admit(request: Request, here: Here, given: Bearer) -> bool:
+    """Refuse requests for another host, from web pages, or without the token. Return whether a request has the token:
+    `/health` needs none."""
     host, headers = request.headers.get("host", ""), request.headers
     if not _is_ours(host, here.hosts):
         raise HTTPException(403, f"the Host header ({host[:200]}) names another server; --allow-host lets a name in")
     if "origin" in headers or headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
         raise HTTPException(403, "requests from web pages (with Origin or Sec-Fetch-Site of another site) are refused")
+    word = given.credentials if given is not None else ""
+    is_known = here.token is None or hmac.compare_digest(word.encode(), here.token.encode())  # in constant time
     if not is_known and request.url.path != "/health":
         raise HTTPException(401, "a token is needed: Authorization: Bearer TOKEN", {"WWW-Authenticate": "Bearer"})
+    return is_known
 
 
 async def read_body(request: Request, here: Here) -> AsyncIterator[bytes]:
@@ -146,11 +141,6 @@ class BatchBody(BaseModel):
 Model = TypeVar("Model", bound=BaseModel)
 
 
-def parse_batch(body: Body) -> BatchBody:
-    """Return the ids of the requested tasks."""
-    return _parse(BatchBody, body)
-
-
 def parse_submission(
     request: Request,
     here: Here,
@@ -158,7 +148,7 @@ def parse_submission(
     idempotency_key: Annotated[str | None, Header(min_length=1, max_length=MOST_NAME)] = None,
 ) -> tuple[TaskRow, Solution]:
     """Return the requested jobs. The whole request is checked first."""
-    asked = _parse(SubmissionBody, body)
+    asked = parse(SubmissionBody, body)
     solution = _read_solution(asked.solution, here.service.limits)
     definition = find_definition(here, solution.definition).name
     known = [line.workload.uuid for line in here.trace_set.workloads.get(definition, [])]
@@ -191,7 +181,8 @@ def find_definition(here: Here, name: str) -> Definition:
     return known[name]
 
 
-def _parse(model: type[Model], body: bytes) -> Model:
+def parse(model: type[Model], body: bytes) -> Model:
+    """Return a body; refuse a body that is no JSON or has invalid values."""
     try:
         return model.model_validate(from_json(body))
     except ValidationError as error:

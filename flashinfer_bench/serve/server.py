@@ -114,19 +114,17 @@ def serve(
     Args:
         engine: the engine for the jobs.
         trace_set: the set of the tasks.
-        address: the address and the access rules.
+        address: the checked address and the access rules.
         limits: the limits of requests.
         cache: the folder for tasks and traces if the set is read-only.
         announce: callback for each line of output.
 
     Raises:
-        ConfigError: other machines reach the address, and there is no token.
         DataSetError: another server has opened the tasks of this set.
         Fault: the address cannot be used, or the disk fails.
     """
     with contextlib.ExitStack() as stack:
         stack.callback(engine.close)
-        address.check()
         listener = stack.enter_context(address.listen())
         folder, records = choose_home(trace_set, cache)
         if folder == records:
