@@ -46,8 +46,8 @@ def _name(item: Result) -> str:
 def _times(item: Result, per_ms: float) -> list[float]:
     """Return the latency, followed by finite bounds of the latency's interval."""
     bounds = item.measurement.bounds or ()
-    times = (item.latency_ms or 0.0, *(bounds if all(map(isfinite, bounds)) else ()))
-    return [float(f"{time * per_ms:.{DIGITS}g}") for time in times]
+    times = [float(f"{time * per_ms:.{DIGITS}g}") for time in (item.latency_ms or 0.0, *bounds)]
+    return times if all(map(isfinite, times)) else times[:1]
 
 
 def _to_bencher(results: Iterable[Result]) -> dict[str, Any]:

@@ -60,7 +60,7 @@ def root(tmp_path):
     traces = [
         on("w0", latency=7.0, timestamp="2024-01-01T00:00:00"),
         on("w0", latency=1.0, speedup=4.0, record=record),
-        on("w1", latency=2.0, speedup=0.0, record=record | {"interval95_ms": [0.5, math.inf]}),
+        on("w1", latency=2.0, speedup=0.0, record=record | {"interval95_ms": [0.5, 1e306]}),
         on("w2", status="RUNTIME_ERROR"),
         on("w3", run={"quick": True}),
         on("w4", record={"meaningful": False}),
