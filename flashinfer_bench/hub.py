@@ -13,8 +13,9 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -36,10 +37,12 @@ THREADS: Final = 8
 MOST_PAGES: Final = 100
 """Largest number of pages of a list of files. The hub puts 1,000 files on a page. A record of many more files would be
 too large to read."""
-HIDDEN: Final = re.compile(r"(^|/)(\.|[\w-]{27}=\.)")
-"""Paths that are not fetched: readers of a set skip them, or they look like the client's names of unfinished downloads.
-If such a folder existed, a server's ETag could lead the client out of the staging folder."""
+HIDDEN: Final = re.compile(r"(^|/)\.")
+"""Paths that are not fetched. Readers of a set skip them, and the client has its own files in a hidden folder."""
 SHA256_DIGITS: Final = 64
+RIGHT, DOWNLOADED, KEPT = "right", "downloaded", "kept"
+"""Results of a file that are no problem. KEPT is for a file of traces that differs from the hub's."""
+FINE: Final = frozenset({RIGHT, DOWNLOADED, KEPT})
 MISSING: Final = "it is missing or differs, and offline no file is downloaded"
 REFUSED: Final = "refused: its size or digest differs from the hub's list"
 UNLISTED: Final = "a workload names it, and the hub does not have it"
@@ -55,52 +58,36 @@ class Fetch:
     """Downloads a path into `local_dir`, and returns the file; None offline."""
     each: Callable[..., list[Any]]
     """Calls a function for each path, in threads, and shows the progress."""
-    files: int = 0
-    """Number of chosen files that are in the folder with the listed size and digest."""
-    downloaded: int = 0
-    kept: list[str] = field(default_factory=list)
-    """Files of traces that differ from the hub's."""
+    results: defaultdict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
+    """Result, which is one of FINE or why the folder lacks a file → the chosen files with this result."""
     left: list[str] = field(default_factory=list)
     """Files in the folder that the earlier commit has and the new commit lacks."""
-    problems: dict[str, str] = field(default_factory=dict)
-    """Chosen file → why the folder lacks it."""
 
     def bring(self, chosen: Collection[str]) -> None:
         """Check files, and download files that are missing or differ."""
-        wrong = self.find_wrong(self.check, sorted(chosen), "checking")
-        kept = {path for path in wrong if path.startswith(f"{TRACES}/") and (self.root / path).exists()}
-        absent = refused = [path for path in wrong if path not in kept]
-        if self.download is not None and absent:
-            size = sum(self.record.files[path][0] for path in absent)
-            sweep_folders(self.root)  # of fetches that were killed
-            with temporary_folder("fetch", self.root) as staging:
-                refused = self.find_wrong(partial(self.fetch, staging), absent, f"fetching {size:,} bytes")
-        self.kept += sorted(kept)
-        self.downloaded += len(absent) - len(refused)
-        self.files += len(chosen) - len(kept) - len(refused)
-        self.problems |= dict.fromkeys(refused, MISSING if self.download is None else REFUSED)
+        size = sum(self.record.files[path][0] for path in chosen)
+        paths = sorted(chosen)
+        for path, result in zip(paths, self.each(self.bring_file, paths, desc=f"{size:,} bytes"), strict=True):
+            self.results[result].append(path)
 
-    def find_wrong(self, is_right: Callable[[str], bool], paths: list[str], step: str) -> list[str]:
-        """Return the paths that a check rejects."""
-        return [path for path, right in zip(paths, self.each(is_right, paths, desc=step), strict=True) if not right]
-
-    def check(self, path: str) -> bool:
-        """Return whether a file of the set has the listed size and digest."""
-        try:
-            return _is_listed(self.root / path, *self.record.files[path])
-        except (FileNotFoundError, NotADirectoryError):
-            return False
-
-    def fetch(self, staging: Path, path: str) -> bool:
-        """Download a file, and move it into the set; return False if its size or digest differs from the list."""
-        assert self.download is not None
-        loaded, file = Path(self.download(path, local_dir=staging)), self.root / path
-        if not _is_listed(loaded, *self.record.files[path]):
-            return False
-        with open_folder(file.parent, self.root) as folder:
-            folder.find(file.name)  # refuses to replace a link
-            os.replace(loaded, file.name, dst_dir_fd=folder.fd)
-        return True
+    def bring_file(self, path: str) -> str:
+        """Return the result of a file. A missing or wrong file is downloaded, checked, and moved into the set."""
+        file, listed = self.root / path, self.record.files[path]
+        with suppress(FileNotFoundError, NotADirectoryError):
+            if _is_listed(file, *listed):
+                return RIGHT
+            if path.startswith(f"{TRACES}/"):
+                return KEPT
+        if self.download is None:
+            return MISSING
+        with temporary_folder("fetch", self.root) as staging:  # of one file, so no other file steers the client there
+            loaded = Path(self.download(path, local_dir=staging))
+            if not _is_listed(loaded, *listed):
+                return REFUSED
+            with open_folder(file.parent, self.root) as folder:
+                folder.find(file.name)  # refuses to replace a link
+                os.replace(loaded, file.name, dst_dir_fd=folder.fd)
+        return DOWNLOADED
 
 
 def fetch_set(
@@ -157,17 +144,17 @@ def fetch_set(
         load = partial(api.hf_hub_download, repository, repo_type="dataset", revision=record.commit)
         each = partial(thread_map, max_workers=THREADS, unit="file", disable=is_quiet or None)  # None: no bar on a pipe
         fetch = Fetch(root, record, None if is_offline else load, each)
+        sweep_folders(root)  # of fetches that were killed
         if old is not None:
             fetch.left = sorted(path for path in old.files.keys() - record.files.keys() if (root / path).exists())
         fetch.bring(chosen)
-        if record is not old and not fetch.problems:  # an interrupted update keeps the old record, and begins again
+        if record is not old and fetch.results.keys() <= FINE:  # else the next fetch updates again
             write_whole(root / RECORD, record.model_dump_json(), root=root)
         workloads = TraceSet.from_path(root).workloads
         lines = [line for name in workloads if names is None or path_part(name) in names for line in workloads[name]]
-        blobs = {
-            str(PurePosixPath(one.path)) for line in lines for one in line.workload.stored_inputs.values()
-        } - chosen
-        fetch.problems |= {path: UNLISTED for path in blobs - listed if not (root / path).exists()}
+        named = {str(PurePosixPath(one.path)) for line in lines for one in line.workload.stored_inputs.values()}
+        blobs = named - chosen
+        fetch.results[UNLISTED] += (path for path in blobs - listed if not (root / path).exists())
         fetch.bring(blobs & listed)
     return fetch
 

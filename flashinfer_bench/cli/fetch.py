@@ -39,7 +39,7 @@ def declare_fetch(parser: Parser) -> None:
 
 def execute(args: Namespace) -> int:
     """Fetch the files, and report the commit and the problems; return 1 if there are problems."""
-    from flashinfer_bench.hub import fetch_set  # imports of the data models
+    from flashinfer_bench.hub import DOWNLOADED, FINE, KEPT, RIGHT, fetch_set  # imports of the data models
 
     root = find_output(args.output or args.repository.rpartition("/")[2]).path  # refuses links in a set
     done = fetch_set(
@@ -51,14 +51,16 @@ def execute(args: Namespace) -> int:
         is_offline=args.offline or os.environ.get("HF_HUB_OFFLINE") == "1",
         is_quiet=args.quiet,
     )
-    problems = [f"{path}: {reason}" for path, reason in sorted(done.problems.items())]
-    write_err(*(f"kept, though it differs from the hub's: {path}" for path in done.kept))
+    kept, downloaded, commit = done.results[KEPT], len(done.results[DOWNLOADED]), done.record.commit
+    problems = sorted(f"{path}: {why}" for why in done.results.keys() - FINE for path in done.results[why])
+    files = len(done.results[RIGHT]) + downloaded
+    write_err(*(f"kept, though it differs from the hub's: {path}" for path in kept))
     write_err(*(f"stays, though the commit has it no more: {path}" for path in done.left))
     write_err(*(f"error: {line}" for line in problems))
-    document = {"output": str(root), "repository": args.repository, "commit": done.record.commit, "kept": done.kept}
-    document |= {"files": done.files, "downloaded": done.downloaded, "problems": problems}
-    text = f"{root}: {count(done.files, 'file')} of {args.repository} at {done.record.commit}"
-    write_result(args, document, [f"{text}; {done.downloaded} downloaded now"])
+    document = {"output": str(root), "repository": args.repository, "commit": commit, "kept": kept}
+    document |= {"files": files, "downloaded": downloaded, "problems": problems}
+    text = f"{root}: {count(files, 'file')} of {args.repository} at {commit}; {downloaded} downloaded now"
+    write_result(args, document, [text])
     return FAILED if problems else RAN
 
 
