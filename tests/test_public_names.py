@@ -26,7 +26,7 @@ LOADING = """
 import sys
 from flashinfer_bench.data import TraceSet
 TraceSet.from_path(sys.argv[1]).summary()
-import flashinfer_bench.data.store.blobs, flashinfer_bench.data.store.trace_writer, flashinfer_bench.data.json_utils
+import flashinfer_bench.data.store.blobs, flashinfer_bench.data.store.jsonl, flashinfer_bench.data.json_utils
 print([name for name in ["torch"] if name in sys.modules])
 """
 DOCUMENTS = sorted([CHECKOUT / "README.md", *(CHECKOUT / "docs").rglob("*.md")])

@@ -34,7 +34,8 @@ from flashinfer_bench.bench.runner.job_seeds import JobSeeds
 from flashinfer_bench.bench.scheduler import POLL_S, DeviceSlot, Judged, Rules, Scheduler
 from flashinfer_bench.bench.spread_file import SpreadFile
 from flashinfer_bench.data import Definition, Evaluation, Solution, Trace
-from flashinfer_bench.data.store.trace_writer import TraceWriter
+from flashinfer_bench.data.store.jsonl import append_line, check_append
+from flashinfer_bench.data.store.layout import traces_path
 from flashinfer_bench.errors import DataSetError, Fault, FlashInferBenchError
 from flashinfer_bench.roofline.measured import find_peaks_file, read_peaks
 from flashinfer_bench.roofline.peaks import choose_peak, describe_time
@@ -287,7 +288,6 @@ class TraceRecorder:
 
     def __init__(self, context: HarnessContext) -> None:
         self._context = context
-        self._writers: dict[Path, TraceWriter] = {}
 
     def make_trace(self, job: Job, device: Device, evaluation: Evaluation, seed: Mapping[str, Any]) -> Trace:
         """Return a trace: the verdict and its circumstances.
@@ -329,7 +329,8 @@ class TraceRecorder:
             Fault: the trace cannot be written.
         """
         try:
-            self._writer(job.solution).append(trace, author=job.solution.author, op_type=job.definition.op_type)
+            file, root = self._file_of(job.definition, job.solution)
+            append_line(file, trace.to_json(), root=root)
         except Fault as fault:
             verdict = trace.evaluation.status.value if trace.evaluation is not None else "none"
             lost = f"the verdict {verdict} of {job.solution.name} on workload {job.workload.uuid} is lost"
@@ -341,16 +342,17 @@ class TraceRecorder:
         Raises:
             DataSetError: the set has no folder, a path inside the folder contains a link, or the set cannot be written.
         """
-        names = {"op_type": definition.op_type, "definition": definition.name}
-        self._writer(solution).check(author=solution.author, **names)
+        check_append(*self._file_of(definition, solution))
 
-    def _writer(self, solution: Solution) -> TraceWriter:
+    def _file_of(self, definition: Definition, solution: Solution) -> tuple[Path, Path]:
+        """Return the file for a solution's traces, and its root."""
         root = self._context.root_of(solution)
         if root is None:
             raise DataSetError(
                 "the trace set was not loaded from a folder, so there is nowhere to save: save_results=False"
             )
-        return self._writers.setdefault(root, TraceWriter(root))
+        names = {"op_type": definition.op_type, "definition": definition.name}
+        return traces_path(root, author=solution.author, **names), root
 
     def _measured(self, job: Job, device: Device, evaluation: Evaluation) -> dict[str, Any]:
         """Return the records of times and of the roofline. The intervals include the spread between workers."""

@@ -24,9 +24,8 @@ from flashinfer_bench.data.names import did_you_mean
 from flashinfer_bench.data.store import layout
 from flashinfer_bench.data.store.blobs import BlobStore
 from flashinfer_bench.data.store.dialects import UNKNOWN_AUTHOR
-from flashinfer_bench.data.store.jsonl import append_lines, new_folder, write_whole
+from flashinfer_bench.data.store.jsonl import append_line, append_lines, new_folder, write_whole
 from flashinfer_bench.data.store.trace_lines import AnyTrace, TraceLine, TraceList, kept_of
-from flashinfer_bench.data.store.trace_writer import TraceWriter
 from flashinfer_bench.data.trace import Trace
 from flashinfer_bench.errors import DataSetError, Fault, WorkloadFault
 
@@ -241,7 +240,8 @@ def add_traces(trace_set: TraceSet, traces: Iterable[Trace]) -> None:
         checked.append((trace, definition.op_type, solutions[trace.solution]))
     for trace, op_type, solution in checked:
         if (root := trace_set.solution_root(solution.name)) is not None:
-            TraceWriter(root).append(trace, author=solution.author, op_type=op_type)
+            file = layout.traces_path(root, author=solution.author, op_type=op_type, definition=trace.definition)
+            append_line(file, trace.to_json(), root=root)
         trace_set.keep_traces([trace])
 
 
