@@ -12,10 +12,9 @@ from typing import TypeVar
 
 from pydantic import BaseModel
 
-from flashinfer_bench.base.files.reading import read_whole
 from flashinfer_bench.data.issue import LoadIssue, Location
 from flashinfer_bench.data.model import DataModel
-from flashinfer_bench.data.store.jsonl import MOST_JSON_BYTES, append_lines, read_lines, write_whole
+from flashinfer_bench.data.store.jsonl import append_lines, read_lines, write_whole
 from flashinfer_bench.data.store.layout import find_set_around
 from flashinfer_bench.data.store.parse import parse_line, parse_objects
 from flashinfer_bench.errors import DataSetError
@@ -36,11 +35,6 @@ def load_json_file(model_class: type[Model], path: Path | str) -> Model:
         DataSetError: the file does not exist, or contains an error.
     """
     location, issues = Location(Path(path)), list[LoadIssue]()
-    if not issubclass(model_class, DataModel):
-        try:
-            return model_class.model_validate_json(read_whole(location.file, MOST_JSON_BYTES).decode("utf-8-sig"))
-        except (OSError, ValueError) as error:
-            raise DataSetError(f"{path} cannot be used:\n  {error}") from error
     found = [model for model, _ in parse_objects(model_class, location, issues)]
     _raise_errors(location.file, issues)
     if len(found) != 1:
@@ -60,15 +54,12 @@ def load_jsonl_file(model_class: type[Model], path: Path | str) -> list[Model]:
     Raises:
         DataSetError: the file does not exist, or contains an error.
     """
-    file, issues, found, number = Path(path), list[LoadIssue](), list[Model | None](), 0
+    file, issues = Path(path), list[LoadIssue]()
     try:
-        for number, line, _ in read_lines(file):
-            if issubclass(model_class, DataModel):
-                found.append(parse_line(model_class, line, Location(file, number), issues))
-            else:
-                found.append(model_class.model_validate_json(line))
-    except (OSError, ValueError) as error:
-        raise DataSetError(f"{file}:{number} cannot be used:\n  {error}") from error
+        lines = read_lines(file)
+        found = [parse_line(model_class, line, Location(file, number), issues) for number, line, _ in lines]
+    except OSError as error:
+        raise DataSetError(f"{file} cannot be read: {error.strerror}") from error
     _raise_errors(file, issues)
     return [model for model in found if model is not None]
 

@@ -74,7 +74,7 @@ def test_any_pydantic_model_is_saved_and_loaded(tmp_path):
 @pytest.mark.parametrize("text", ["{", '{"text": 1}'])
 def test_a_file_of_another_model_is_refused_with_its_location(tmp_path, text):
     (tmp_path / "notes.jsonl").write_text(f'{{"text": "fine"}}\n{text}\n')
-    with pytest.raises(DataSetError, match=r"notes\.jsonl:2 cannot be used"):
+    with pytest.raises(DataSetError, match=r"notes\.jsonl:2: "):
         load_jsonl_file(Note, tmp_path / "notes.jsonl")
-    with pytest.raises(DataSetError, match="cannot be used"):
+    with pytest.raises(DataSetError, match="cannot be read"):
         load_json_file(Note, tmp_path)

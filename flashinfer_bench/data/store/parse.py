@@ -13,7 +13,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json
 
 from flashinfer_bench.base.files.reading import read_whole
@@ -24,7 +24,7 @@ from flashinfer_bench.data.store.dialects import UPGRADES, Warnings
 from flashinfer_bench.data.store.jsonl import MOST_JSON_BYTES
 from flashinfer_bench.data.trace import Trace
 
-Model = TypeVar("Model", bound=DataModel)
+Model = TypeVar("Model", bound=BaseModel)
 Item = TypeVar("Item")
 MOST_WRONG: Final = 1000
 """Largest number of reported issues of a file. Parsing of the file stops after this number of wrong objects."""
@@ -100,7 +100,8 @@ def parse_raw(model: type[Model], raw: object, location: Location, issues: list[
         issues += [location.issue("error", reason, steps) for steps, reason in _faults_in(error, raw, dict(warnings))]
         return None
     issues += [location.issue("warning", text, field.split(".")) for field, text in warnings[:MOST_WRONG]]
-    issues += [location.issue("warning", text, steps) for steps, text in _unknown_keys(built)]
+    if isinstance(built, DataModel):
+        issues += [location.issue("warning", text, steps) for steps, text in _unknown_keys(built)]
     return built
 
 
