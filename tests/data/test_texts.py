@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from flashinfer_bench.data import Definition, Solution, Trace, load_json_file, load_jsonl_file
-from flashinfer_bench.data.yaml_text import parse_yaml
+from flashinfer_bench.data.store.yaml_file import parse_yaml
 from flashinfer_bench.errors import DataSetError
 from tests.kit import make_definition, make_trace
 

@@ -8,8 +8,7 @@ import pytest
 
 from flashinfer_bench.cli.main import cli as main
 from flashinfer_bench.data import TraceSet
-from flashinfer_bench.data.sets.results import list_results
-from flashinfer_bench.data.sets.speed_of_light import sol_score
+from flashinfer_bench.data.sets.results import list_results, sol_score
 from flashinfer_bench.report.export import make_export
 from flashinfer_bench.report.ranking import rank_by_author
 from flashinfer_bench.report.summary import summarise

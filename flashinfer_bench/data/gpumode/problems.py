@@ -28,8 +28,8 @@ from flashinfer_bench.data.problems.folder import Raw, make_name, read_source
 from flashinfer_bench.data.reference import parse_source
 from flashinfer_bench.data.sets.results import RANKING
 from flashinfer_bench.data.store.parse import parse_raw
+from flashinfer_bench.data.store.yaml_file import parse_yaml
 from flashinfer_bench.data.trace_set import TraceSet
-from flashinfer_bench.data.yaml_text import parse_yaml
 from flashinfer_bench.errors import DataSetError
 
 SUBMISSION: Final = "@SUBMISSION@"

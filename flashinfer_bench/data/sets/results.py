@@ -22,7 +22,6 @@ import msgspec
 from flashinfer_bench.base.host import collector_paused
 from flashinfer_bench.data.evaluation import EvaluationStatus, as_time
 from flashinfer_bench.data.measurement import CONFIRMED, Measurement, ReportedTrace, read_reported
-from flashinfer_bench.data.sets.speed_of_light import sol_score
 from flashinfer_bench.data.sets.weights import weights_of
 from flashinfer_bench.data.store.dialects import UNKNOWN_AUTHOR
 from flashinfer_bench.data.store.trace_lines import AnyEvaluation, AnyTrace, PerformanceLine
@@ -224,6 +223,26 @@ def _with_sol_score(item: Result, rival_ms: float | None, author: str) -> Result
     elif max(item.measurement.bounds or (item.latency_ms,)) >= floor_ms:
         score = sol_score(item.latency_ms, baseline_ms, floor_ms)
     return item._replace(sol_score=score, sol_baseline=author if rival_ms else REFERENCE)
+
+
+def sol_score(kernel_ms: float, baseline_ms: float, floor_ms: float) -> float:
+    """Return the speed-of-light score of a latency, from 0 to 1.
+
+        score = 1 / (1 + (kernel - floor) / (baseline - floor))
+
+    The baseline scores 0.5, the floor 1, and an endless call 0.
+    A latency below the floor counts as the floor. If the baseline equals the floor, the floor scores 1, and a latency
+    above the floor scores 0.
+
+    Args:
+        kernel_ms: the latency of the solution.
+        baseline_ms: the latency of the baseline.
+        floor_ms: the shortest time that the device's peak rates allow.
+    """
+    excess_ms, room_ms = max(kernel_ms - floor_ms, 0.0), baseline_ms - floor_ms
+    if room_ms <= 0:
+        return float(excess_ms == 0)
+    return 1 / (1 + excess_ms / room_ms)
 
 
 def mean_sol_score(results: Iterable[Result], missing: float = 0.0) -> float | None:

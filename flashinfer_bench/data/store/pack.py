@@ -28,8 +28,8 @@ from flashinfer_bench.data.store.dialects import read_beside
 from flashinfer_bench.data.store.jsonl import MOST_JSON_BYTES, new_folder
 from flashinfer_bench.data.store.layout import path_part
 from flashinfer_bench.data.store.parse import parse_raw
-from flashinfer_bench.data.yaml_text import MOST_YAML_BYTES, parse_yaml
-from flashinfer_bench.errors import DataSetError
+from flashinfer_bench.data.store.yaml_file import read_yaml_file
+from flashinfer_bench.errors import ConfigError, DataSetError
 
 MANIFEST_NAMES: Final = ("solution.yaml", "solution.yml", "solution.json")
 """Possible names of a manifest. The first existing name is read."""
@@ -72,11 +72,13 @@ def pack_folder(folder: Path) -> Packed:
 def _read_manifest(file: Path) -> dict[str, Any]:
     try:
         is_json = file.suffix == ".json"
-        text = read_whole(file, MOST_JSON_BYTES if is_json else MOST_YAML_BYTES).decode("utf-8-sig")
-        read = from_json(text) if is_json else parse_yaml(text)[1]
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        said = error.strerror if isinstance(error, OSError) else str(error)
-        raise DataSetError(f"{file} cannot be read: {' '.join(str(said).split())}") from error
+        read = (
+            from_json(read_whole(file, MOST_JSON_BYTES).decode("utf-8-sig")) if is_json else read_yaml_file(file).values
+        )
+    except ConfigError as error:
+        raise DataSetError(str(error)) from error
+    except (OSError, ValueError) as error:
+        raise DataSetError(f"{file} cannot be read: {error}") from error
     if not isinstance(read, dict):
         raise DataSetError(f"{file}: keys with values are expected, this is {type(read).__name__}")
     return {str(key): value for key, value in read.items()}
