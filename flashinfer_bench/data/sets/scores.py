@@ -9,7 +9,6 @@ weights. `report/ranking.py` applies the same rule to the latest verdicts.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
@@ -21,7 +20,6 @@ from flashinfer_bench.data.names import did_you_mean
 from flashinfer_bench.data.sets.results import BASELINE, fastest_of, group, list_results
 from flashinfer_bench.data.sets.weights import Weighted, differ, weighted_mean, weights_of
 from flashinfer_bench.data.solution import Solution
-from flashinfer_bench.data.store.dialects import UNKNOWN_AUTHOR
 from flashinfer_bench.data.store.trace_lines import kept_of
 
 if TYPE_CHECKING:
@@ -224,7 +222,7 @@ def summarise(
     op_type: str | None = None,
     definition_name: str | None = None,
 ) -> TraceSetSummary:
-    """Count the content of the set, and its latest traces by status, definition, solution, author and op type.
+    """Count the content of the set, and its latest traces.
 
     The counts cover the whole set. The arguments affect only `rankings`, as in `rank_authors`.
 
@@ -244,9 +242,6 @@ def summarise(
         "max_latency_ms": max(latencies, default=None),
         "avg_latency_ms": fmean(latencies) if latencies else None,
     }
-    for key in ("status", "definition", "solution", "author", "op_type"):
-        words = Counter(getattr(item, key) or UNKNOWN_AUTHOR for item in results)
-        counts[f"by_{key}"] = dict(sorted(words.items()))
     asked = baseline_author, op_type, definition_name
     found = TraceSetSummary(counts, lambda: rank_authors(trace_set, *asked))
     if asked != (BASELINE, None, None):
