@@ -23,11 +23,11 @@ from flashinfer_bench.data.solution import SupportedLanguages
 from flashinfer_bench.data.store.dialects import MOST_SOURCE_BYTES
 from flashinfer_bench.data.store.layout import definition_path, path_part, workloads_path
 from flashinfer_bench.data.store.parse import parse_raw
-from flashinfer_bench.data.store.skeletons import SUFFIXES, make_definition_parts, make_solution_text
+from flashinfer_bench.data.store.skeletons import SKELETONS, make_definition_parts, make_solution_text
 from flashinfer_bench.errors import DataSetError, UsageError
 
 ANNOTATED: Final = '  def run(x: "bfloat16[rows, columns=4096]", eps: float) -> "y: bfloat16[rows, columns]":'
-LANGUAGES: Final = tuple(language.value for language in SUFFIXES)
+LANGUAGES: Final = tuple(language.value for language in SKELETONS)
 
 
 def declare_new(parser: Parser) -> None:
@@ -95,10 +95,11 @@ def execute_solution(args: Namespace) -> int:
     name = args.definition
     refuse_unknown(("definition", [name], trace_set.definitions))
     language = SupportedLanguages(args.language)
+    suffix = language.record.suffixes[0]
     mark = "" if args.language == LANGUAGES[0] else f"_{language.value}"  # one name per language
-    file = Path(args.output or f"my_{path_part(name)}{mark}{SUFFIXES[language]}")
-    if file.suffix.lower() != SUFFIXES[language]:
-        raise DataSetError(f"-o: a {language.value} source ends with {SUFFIXES[language]}, unlike {file}")
+    file = Path(args.output or f"my_{path_part(name)}{mark}{suffix}")
+    if file.suffix.lower() != suffix:
+        raise DataSetError(f"-o: a {language.value} source ends with {suffix}, unlike {file}")
     root = trace_set.roots[0] if trace_set.roots else "SET"
     following = ["run", str(root), "--solution", str(file), "--definition", name]
     _write(args, {find_output(file, args): make_solution_text(trace_set.definitions[name], language)}, following)

@@ -9,16 +9,6 @@ from typing import Any, Final
 from flashinfer_bench.data.definition import Definition, TensorSpec
 from flashinfer_bench.data.solution import SupportedLanguages
 
-SUFFIXES: Final = {
-    SupportedLanguages.PYTHON: ".py",
-    SupportedLanguages.TRITON: ".py",
-    SupportedLanguages.CPP: ".cpp",
-    SupportedLanguages.CUDA: ".cu",
-    SupportedLanguages.CUTLASS: ".cu",
-    SupportedLanguages.CUTEDSL: ".py",
-    SupportedLanguages.CUTILE: ".py",
-}
-"""Language → the file suffix of the language's skeleton. Languages outside this table have no skeleton."""
 SKELETON_ROWS: Final = (16, 512)
 """The sizes of the workloads of a new definition."""
 
@@ -164,7 +154,9 @@ TEMPLATES: Final = {
     SupportedLanguages.CUTEDSL: CUTEDSL,
     SupportedLanguages.CUTILE: CUTILE,
 }
-"""Language → its template. The Python version is the reference."""
+"""Language → its template."""
+SKELETONS: Final = (SupportedLanguages.PYTHON, *TEMPLATES)
+"""The languages with a skeleton. The Python version is the reference."""
 BY_NAME: Final = """
 
 _reference = run
@@ -202,7 +194,7 @@ DEFINITION: Final = """\
 def make_solution_text(definition: Definition, language: SupportedLanguages) -> str:
     """Return the text of a file with a solution of a definition. In Python, the solution is the reference, which
     passes."""
-    comment = "#" if SUFFIXES[language] == ".py" else "//"
+    comment = "//" if language.record.is_compiled else "#"
     text = "".join(f"{comment} {line}".rstrip() + "\n" for line in _describe(definition))
     if language is SupportedLanguages.PYTHON:
         return f"{text}\n{make_reference_text(definition)}"

@@ -9,7 +9,7 @@ from flashinfer_bench.data import Solution, load_json_file, save_json_file
 from flashinfer_bench.data.entry import check_entry
 from flashinfer_bench.data.store.drafts import DraftHints, read_draft
 from flashinfer_bench.data.store.pack import pack_folder, unpack_solution
-from flashinfer_bench.data.store.skeletons import SUFFIXES, make_solution_text
+from flashinfer_bench.data.store.skeletons import SKELETONS, make_solution_text
 from flashinfer_bench.errors import DataSetError
 from tests.kit import DOUBLE, make_definition, make_solution
 
@@ -160,12 +160,12 @@ def test_a_folder_is_a_draft_with_and_without_a_manifest_and_a_packed_file_is_ta
     assert (found.definition, found.spec.entry_point, len(found.sources)) == ("double", "main.py::run", 2)
 
 
-@pytest.mark.parametrize("language", list(SUFFIXES))
+@pytest.mark.parametrize("language", SKELETONS)
 def test_the_skeleton_of_a_solution_can_be_called(language, tmp_path):
     inputs = {"a": "float32[n]", "scale": "float32"}
     reference = "def run(scale, a):\n    return a * scale\n"
     definition = make_definition("scaled", inputs=inputs, reference=reference, description='a """text"""\\')
-    file = tmp_path / f"mine{SUFFIXES[language]}"
+    file = tmp_path / f"mine{language.record.suffixes[0]}"
     file.write_text(make_solution_text(definition, language))
     found = read_draft(file, {"scaled": definition}).solution
     assert found.spec.language is language
