@@ -14,7 +14,7 @@ from flashinfer_bench.base.named_call import NamedCall, split_names
 from flashinfer_bench.data.digest import digest_of
 from flashinfer_bench.data.dtypes import DType, check_dtype, torch_dtype
 from flashinfer_bench.data.expression import MAX_AXIS_VALUE, evaluate_axis, names_in, order_axes
-from flashinfer_bench.data.model import DataModel, NonEmpty
+from flashinfer_bench.data.model import DataModel, NonEmpty, TaggedModel
 from flashinfer_bench.data.names import did_you_mean
 from flashinfer_bench.data.reference import BYTE_ORDER_MARK, ENTRY_NAME, read_module
 
@@ -45,10 +45,8 @@ MOST_FAULTS: Final = 20
 """Maximum number of disagreements reported for one definition."""
 
 
-class AxisConst(DataModel):
+class AxisConst(TaggedModel):
     """An axis whose size the definition fixes."""
-
-    always_written = ("type",)
 
     type: Literal["const"] = "const"
     value: Annotated[int, Field(strict=True, ge=0, le=MAX_AXIS_VALUE)]
@@ -57,20 +55,16 @@ class AxisConst(DataModel):
     """A description for people."""
 
 
-class AxisVar(DataModel):
+class AxisVar(TaggedModel):
     """An axis whose size a workload gives."""
-
-    always_written = ("type",)
 
     type: Literal["var"] = "var"
     description: str | None = None
     """A description for people."""
 
 
-class AxisExpr(DataModel):
+class AxisExpr(TaggedModel):
     """An axis whose size follows from other axes."""
-
-    always_written = ("type",)
 
     type: Literal["expr"] = "expr"
     expression: str

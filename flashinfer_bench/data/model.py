@@ -66,6 +66,12 @@ class DataModel(BaseModel):
         return [name for name, default in optional if getattr(self, name) == default]
 
 
+class TaggedModel(DataModel):
+    """One of several forms of an object. Its field `type` names the form, and is always written."""
+
+    always_written = ("type",)
+
+
 def _children(value: object) -> Iterable[tuple[tuple[str, ...], object]]:
     """Return the parts of a field's value, each with its key or index."""
     if isinstance(value, dict):

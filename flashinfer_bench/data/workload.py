@@ -10,32 +10,26 @@ from pydantic import AliasChoices, Field, StrictBool, StrictInt, field_validator
 from flashinfer_bench.data.digest import digest_of
 from flashinfer_bench.data.dtypes import Unit
 from flashinfer_bench.data.expression import MAX_AXIS_VALUE
-from flashinfer_bench.data.model import DataModel, NonEmpty
+from flashinfer_bench.data.model import DataModel, NonEmpty, TaggedModel
 from flashinfer_bench.data.names import KEY_CUTOFF, nearest_name
 
 
-class RandomInput(DataModel):
+class RandomInput(TaggedModel):
     """An input made from the run's seed."""
-
-    always_written = ("type",)
 
     type: Literal["random"] = "random"
 
 
-class ScalarInput(DataModel):
+class ScalarInput(TaggedModel):
     """An input whose value is a number of the workload."""
-
-    always_written = ("type",)
 
     type: Literal["scalar"] = "scalar"
     value: StrictBool | StrictInt | float
     """The number, passed unchanged."""
 
 
-class SafetensorsInput(DataModel):
+class SafetensorsInput(TaggedModel):
     """An input stored in a blob."""
-
-    always_written = ("type",)
 
     type: Literal["safetensors"] = "safetensors"
     path: NonEmpty
