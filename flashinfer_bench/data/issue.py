@@ -70,6 +70,8 @@ class Location(NamedTuple):
     """The definition for a solution or workload that names no definition. None: the name of the workloads file."""
     root: Path | None = None
     """The root, for a file whose blob paths may be relative to the file's folder; else None."""
+    folder: Path | None = None
+    """The folder of the standard layout that has the file, such as `definitions`; None in a foreign layout."""
 
     def issue(self, severity: Severity, reason: str, steps: Sequence[str] = ()) -> LoadIssue:
         """Make an issue about a field of the object, or about the whole object."""

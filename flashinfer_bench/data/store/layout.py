@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Final
 
 from flashinfer_bench.base.files.trees import Tell, walk_files
+from flashinfer_bench.data.issue import Location
 
 DEFINITIONS: Final = "definitions"
 SOLUTIONS: Final = "solutions"
@@ -101,17 +102,20 @@ def find_files(folder: Path, suffixes: tuple[str, ...], on_skip: Tell) -> Iterat
             yield path
 
 
-def check_location(file: Path, folder: Path, expected: tuple[str, ...]) -> str | None:
+def _parts_of(location: Location) -> tuple[str, ...]:
+    """Return the folders between the layout's folder and a file, and the file's name; empty in a foreign layout."""
+    return location.file.relative_to(location.folder).with_suffix("").parts if location.folder is not None else ()
+
+
+def why_misplaced(location: Location, expected: tuple[str, ...]) -> str | None:
     """Compare the path of a file with the names inside the file, from the file's name upward. Return the first
     difference, or None.
 
     Args:
-        folder: the folder of the layout that contains the file.
         expected: the name of the object, then the names of the folders around the file, innermost first. Only the
             folders in the path are compared, so flatter layouts pass.
     """
-    parts = file.relative_to(folder).with_suffix("").parts[::-1]
-    for found, name in zip(parts, expected, strict=False):
+    for found, name in zip(_parts_of(location)[::-1], expected, strict=False):
         if found not in (name, path_part(name)):
             return f"the path says {found!r}, the file {name!r}; the file is believed"
     return None
@@ -158,12 +162,12 @@ def find_foreign_folders(files: Iterable[Path], roots: Iterable[Path]) -> set[Pa
     return {file.parent for file in files if not any(file.is_relative_to(folder) for folder in ours)}
 
 
-def is_of_author(file: Path, folder: Path, *, author: str, name: str) -> bool:
-    """Return whether a file is named after its solution, and is in the folder of the solution's author.
+def is_of_author(location: Location, *, author: str, name: str) -> bool:
+    """Return whether a file is named after its solution, and is in the folder of the solution's author. All files of a
+    foreign layout count as such, since it has no folders of authors.
 
     Args:
-        folder: the folder of all solutions.
         author, name: the names in the file.
     """
-    parts = file.relative_to(folder).with_suffix("").parts
+    parts = _parts_of(location) or (author, name)
     return len(parts) > 1 and parts[-1] in (name, path_part(name)) and parts[0] in (author, path_part(author))

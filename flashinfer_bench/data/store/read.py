@@ -119,7 +119,6 @@ class _Reader:
     def __init__(self, trace_set: TraceSet) -> None:
         self.found, self.root, self.issues = trace_set, trace_set.folder, trace_set.issues
         self.foreign = find_foreign(self.root)
-        self.foreign_files = {location.file for locations in self.foreign.values() for location in locations}
         self.broken: frozenset[str] = frozenset()
         """Definitions with unusable files. Objects that need a broken definition get no issue of their own."""
         self.authors: dict[str, str] = {}
@@ -149,25 +148,22 @@ class _Reader:
         def on_skip(path: Path, reason: str) -> None:
             self.issues.append(LoadIssue("error", path, None, None, reason, is_about_location=True))
 
-        top = self.root / folder
+        top, foreign = self.root / folder, self.foreign.get(folder, [])
+        taken = {location.file for location in foreign}
         for file in layout.find_files(top, suffixes, on_skip):
-            if file not in self.foreign_files:
-                yield Location(file) if file.parent == top else Location(file, op_type=file.parent.name)
-        yield from self.foreign.get(folder, [])
+            if file not in taken:
+                yield Location(file, op_type=USUAL_OP_TYPE if file.parent == top else file.parent.name, folder=top)
+        yield from foreign
 
     def objects(self, model: type[Named], folder: str) -> Iterator[tuple[Named, Location]]:
         """Yield the objects of a folder's files."""
         for location in self.locations(folder, ".json"):
             yield from parse_objects(model, location, self.issues)
 
-    def why_misplaced(self, file: Path, folder: str, *names: str) -> str | None:
-        """Return the difference between a file's path and its content; None if there is no difference."""
-        return None if file in self.foreign_files else layout.check_location(file, self.root / folder, names)
-
-    def compare_location(self, file: Path, folder: str, *names: str) -> None:
+    def compare_location(self, location: Location, *names: str) -> None:
         """Warn if a file's path does not match its content."""
-        if reason := self.why_misplaced(file, folder, *names):
-            self.issues.append(LoadIssue("warning", file, None, None, reason, is_about_location=True))
+        if reason := layout.why_misplaced(location, names):
+            self.issues.append(LoadIssue("warning", location.file, None, None, reason, is_about_location=True))
 
     def settle(self, read: Iterable[tuple[Named, Location, bool]]) -> Iterator[tuple[Named, Location]]:
         """Yield one object for each name. Add an issue for each skipped object.
@@ -193,29 +189,28 @@ class _Reader:
         read = []
         for definition, location in self.objects(Definition, DEFINITIONS):
             names = definition.name, definition.op_type
-            read.append((definition, location, self.why_misplaced(location.file, DEFINITIONS, *names) is None))
+            read.append((definition, location, layout.why_misplaced(location, names) is None))
             if definition.not_runnable_reason is not None:
                 reason = f"kept, but nothing is judged against it: {definition.not_runnable_reason}"
                 self.issues.append(location.issue("warning", reason, ("reference",)))
         for definition, location in self.settle(read):
             self.found.definitions[definition.name] = definition
             self.found.definition_files[definition.name] = location.file
-            self.compare_location(location.file, DEFINITIONS, definition.name, definition.op_type)
+            self.compare_location(location, definition.name, definition.op_type)
 
     def read_solutions(self) -> None:
         """Read the solutions. In a foreign layout, solutions may share a name and are then renamed."""
-        found, top, read = self.found, self.root / SOLUTIONS, list[tuple[Solution, Location, bool]]()
+        found, read = self.found, list[tuple[Solution, Location, bool]]()
         parsed = list(self.objects(Solution, SOLUTIONS))
         pairs = Counter(name for name, _ in {(solution.name, solution.definition) for solution, _ in parsed})
         for solution, location in parsed:
-            name, is_foreign = solution.name, location.file in self.foreign_files
-            if is_foreign and pairs[name] > 1:
+            name = solution.name
+            if location.folder is None and pairs[name] > 1:
                 own = f"{solution.definition}.{name}"
                 reason = f"other solutions have the name {name!r}; this solution is renamed to {own!r}"
                 self.issues.append(location.issue("warning", reason))
                 solution = solution.model_copy(update={"name": own})
-            is_own = is_foreign or layout.is_of_author(location.file, top, author=solution.author, name=name)
-            read.append((solution, location, is_own))
+            read.append((solution, location, layout.is_of_author(location, author=solution.author, name=name)))
         for solution, location in self.settle(read):
             found.solutions.setdefault(solution.definition, []).append(solution)
             found.solution_files[solution.name] = location.file
@@ -225,7 +220,7 @@ class _Reader:
                 self.warn_of_missing(location, solution.definition, f"solution {solution.name!r}")
             else:
                 names = solution.name, definition.name, definition.op_type, solution.author
-                self.compare_location(location.file, SOLUTIONS, *names)
+                self.compare_location(location, *names)
 
     def read_workloads(self) -> None:
         """Read the workloads. Each workload is checked against its definition, and against the uuids before it."""
@@ -287,7 +282,7 @@ class _Reader:
                 self.warn_of_missing(location, name, f"{count[name]} {what} of this file")
             elif file.file.suffix == ".jsonl":
                 author = [self.authors[solution]] if solution in self.authors else []
-                self.compare_location(file.file, folder, name, definition.op_type, *author)
+                self.compare_location(file, name, definition.op_type, *author)
 
     def parse_lines(self, file: Location, keeps_lines: bool) -> Iterator[tuple[AnyTrace, Location] | None]:
         """Yield each line of a file with its location; None for an invalid line. Lines stay text if `keeps_lines`."""
