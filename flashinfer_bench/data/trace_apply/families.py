@@ -26,7 +26,7 @@ class Family:
 
     pattern: str
     """Regular expression for a definition's whole name. The groups are sizes."""
-    name: str = ""
+    name: str
     """FlashInfer's name, with the groups of the pattern."""
     interface: str = ""
     """Inputs and outputs as "name dtype[axes]". An axis is a group of the pattern, or a size. `*` matches any word.
@@ -37,8 +37,6 @@ class Family:
     """Whether the output has the shape and dtype of an input, so that FlashInfer can allocate it."""
     limits: tuple[str, ...] = ()
     """Properties of a call that FlashInfer does not pass or compare, described for people."""
-    refusal: str = ""
-    """Why a definition of this form is never written."""
     sizes: Mapping[str, str] = field(default_factory=dict)
     """Group of the pattern → the size in a definition's name."""
 
@@ -127,39 +125,24 @@ FAMILIES: Final = (
             ("top_k_top_p", "top_k int32[*] top_p float32[*]"),
         )
     ),
-    Family(
-        r"(gqa_paged_(decode|prefill(_causal)?)|mla_paged_decode)_.*_ps(?!1$)\d+",
-        refusal="FlashInfer does not pass kv_last_page_len, so a last page that is not full would be read as full",
-    ),
-    Family(
-        r"mla_paged_decode_.*_ps1",
-        refusal="prefill calls of BatchMLAPagedAttentionWrapper have the same name, and qo_indptr is not passed",
-    ),
-    Family(
-        r"(mla_paged_prefill_causal|dsa_sparse_attention)_.*", refusal="no API of FlashInfer makes a name of this form"
-    ),
-    Family(
-        r"gdn_(decode|mtp)_.*",
-        refusal="FlashInfer imports the API too late for FLASHINFER_TRACE_APPLY, two APIs with different state layouts "
-        "share the name, and use_qk_l2norm is not passed",
-    ),
-    Family(
-        r"gdn_prefill_.*", refusal="FlashInfer passes gates that are already computed; A_log and dt_bias never come"
-    ),
-    Family(r"mamba_ssu_decode_.*", refusal="FlashInfer does not pass state_batch_indices"),
-    Family(
-        r"moe_fp8_block_scale_.*",
-        refusal="calls of every routing method have one name there, and n_group and topk_group are not passed",
-    ),
-    Family(
-        r"trtllm_fp[48]_.*moe_.*", refusal="FlashInfer's weights are shuffled or packed, the definition's are plain"
-    ),
-    Family(
-        r"gemm_fp8_block_scale_.*",
-        refusal="the layout of the scales is not passed, and calls without scales have the same name",
-    ),
 )
 """Rows for the bundled and the published definitions."""
+REFUSED: Final = {
+    r"(gqa_paged_(decode|prefill(_causal)?)|mla_paged_decode)_.*_ps(?!1$)\d+": "FlashInfer does not pass "
+    "kv_last_page_len, so a last page that is not full would be read as full",
+    r"mla_paged_decode_.*_ps1": "prefill calls of BatchMLAPagedAttentionWrapper have the same name, and qo_indptr is "
+    "not passed",
+    r"(mla_paged_prefill_causal|dsa_sparse_attention)_.*": "no API of FlashInfer makes a name of this form",
+    r"gdn_(decode|mtp)_.*": "FlashInfer imports the API too late for FLASHINFER_TRACE_APPLY, two APIs with different "
+    "state layouts share the name, and use_qk_l2norm is not passed",
+    r"gdn_prefill_.*": "FlashInfer passes gates that are already computed; A_log and dt_bias never come",
+    r"mamba_ssu_decode_.*": "FlashInfer does not pass state_batch_indices",
+    r"moe_fp8_block_scale_.*": "calls of every routing method have one name there, and n_group and topk_group are not "
+    "passed",
+    r"trtllm_fp[48]_.*moe_.*": "FlashInfer's weights are shuffled or packed, the definition's are plain",
+    r"gemm_fp8_block_scale_.*": "the layout of the scales is not passed, and calls without scales have the same name",
+}
+"""Pattern of a definition's name → why a definition of this form is never written."""
 DUMP_TAG: Final = "fi_api:"
 """Prefix of the tag that names the API of a dumped definition."""
 UNREACHED: Final = re.compile(
@@ -189,9 +172,12 @@ def translate(definition: Definition) -> Family:
             sizes, own = found.groupdict(), _describe(definition)
             sizes["dtype"] = next(iter(definition.inputs.values())).dtype
             wanted = [sizes.get(word, word) for word in WORD.findall(family.interface)]
-            if family.refusal or any(one not in (ANY, two) for one, two in zip_longest(wanted, WORD.findall(own))):
-                raise ValueError(family.refusal or f"it is {own}; FlashInfer's call is like {family.interface}")
+            if any(one not in (ANY, two) for one, two in zip_longest(wanted, WORD.findall(own))):
+                raise ValueError(f"it is {own}; FlashInfer's call is like {family.interface}")
             return replace(family, name=found.expand(family.name), sizes=sizes)
+    for pattern, reason in REFUSED.items():
+        if re.fullmatch(pattern, definition.name):
+            raise ValueError(reason)
     return _translate_dump(definition)
 
 
