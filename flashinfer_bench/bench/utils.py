@@ -13,7 +13,7 @@ import torch
 
 from flashinfer_bench.bench.evaluators.inputs.generate import InputMaker, bind_axes, read_stored
 from flashinfer_bench.data import Definition, Workload
-from flashinfer_bench.data.store.blobs import BlobStore
+from flashinfer_bench.data.store.blobs import locate_blob
 
 SEEDS = 2**62
 
@@ -56,9 +56,9 @@ def load_safetensors(definition: Definition, workload: Workload, root: Path | st
         WorkloadFault: a file, a key, a shape or a dtype is invalid.
     """
     _, shapes = bind_axes(definition, workload)
-    store, result = BlobStore(root), {}
+    result = {}
     for name, source in workload.stored_inputs.items():
-        file = store.locate(source.path, workload=workload.uuid)
+        file = locate_blob(Path(root), source.path, workload=workload.uuid)
         where = f"input {name!r} of workload {workload.uuid} ({file}, key {source.tensor_key!r})"
         result[name] = read_stored(file, source.tensor_key, definition.inputs[name], shapes[name], where=where)
     return result

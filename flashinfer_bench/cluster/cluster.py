@@ -42,7 +42,7 @@ from flashinfer_bench.cluster.settings import ClusterSettings
 from flashinfer_bench.compile import BuildPool
 from flashinfer_bench.compile.artifact import stat_key
 from flashinfer_bench.data import Solution
-from flashinfer_bench.data.store.blobs import BlobStore
+from flashinfer_bench.data.store.blobs import locate_blob
 from flashinfer_bench.errors import ConfigError, WorkloadFault
 
 LOG: Final = logging.getLogger(__name__)
@@ -264,7 +264,7 @@ class Cluster:
             for source in job.workload.stored_inputs.values():
                 try:
                     if (root, source.path) not in blobs:
-                        file = BlobStore(root).locate(source.path, workload=job.workload.uuid)
+                        file = locate_blob(Path(root), source.path, workload=job.workload.uuid)
                         blobs[root, source.path] = self._put(file)
                 except (WorkloadFault, OSError) as fault:
                     broken[job.index] = str(fault)

@@ -18,7 +18,7 @@ from flashinfer_bench.data.entry import check_entry
 from flashinfer_bench.data.issue import LoadIssue, Severity
 from flashinfer_bench.data.names import did_you_mean
 from flashinfer_bench.data.reference import ENTRY_NAME, read_module
-from flashinfer_bench.data.store.blobs import BlobPointer, BlobStore, is_inside
+from flashinfer_bench.data.store.blobs import BlobPointer, is_inside, locate_blob
 from flashinfer_bench.data.store.layout import SOLUTIONS, path_part
 from flashinfer_bench.data.workload import CustomInput, GeneratedInput, SafetensorsInput, ScalarInput, Workload
 from flashinfer_bench.errors import WorkloadFault
@@ -146,7 +146,7 @@ def find_input_issues(trace_set: TraceSet, jobs: Iterable[tuple[str, Workload]])
             if root is not None and where not in blobs:
                 blobs[where] = {}
                 try:
-                    blobs[where] = read_tensors(BlobStore(root).locate(source.path))
+                    blobs[where] = read_tensors(locate_blob(root, source.path))
                 except WorkloadFault as fault:
                     severity: Severity = "warning" if isinstance(fault, BlobPointer) else "error"
                     yield LoadIssue(severity, root, None, None, f"{whose}{fault}")

@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 
 from flashinfer_bench.data.definition import Definition
 from flashinfer_bench.data.dtypes import DTYPES
-from flashinfer_bench.data.store.blobs import BlobStore
+from flashinfer_bench.data.store.blobs import locate_blob
 from flashinfer_bench.data.workload import SafetensorsInput, Workload
 from flashinfer_bench.errors import WorkloadFault
 from flashinfer_bench.roofline.cost import Cost
@@ -48,7 +48,7 @@ def _read_values(definition: Definition, workload: Workload, blob_root: Path) ->
         if spec is None or DTYPES[spec.dtype].kind != "int" or not isinstance(source, SafetensorsInput):
             continue
         with suppress(WorkloadFault):
-            result = read_integers(BlobStore(blob_root).locate(source.path, workload=workload.uuid), source.tensor_key)
+            result = read_integers(locate_blob(blob_root, source.path, workload=workload.uuid), source.tensor_key)
             if result is not None:
                 values[name] = result
     return values

@@ -7,7 +7,7 @@ from typing import Final
 
 from flashinfer_bench.data.definition import Definition
 from flashinfer_bench.data.dtypes import DTYPES
-from flashinfer_bench.data.store.blobs import BlobStore
+from flashinfer_bench.data.store.blobs import locate_blob
 from flashinfer_bench.data.trace_set import TraceSet
 from flashinfer_bench.data.workload import SafetensorsInput, Workload
 from flashinfer_bench.errors import WorkloadFault
@@ -36,11 +36,11 @@ def smallest_workload(trace_set: TraceSet, definition: Definition) -> Workload |
 
 def missing_blobs(trace_set: TraceSet, definition: Definition, workload: Workload) -> list[str]:
     """Return the blob paths of a workload that cannot be opened, as the workload gives them."""
-    blobs, missing = BlobStore(trace_set.blob_root(definition.name, workload.uuid)), []
+    root, missing = trace_set.blob_root(definition.name, workload.uuid), []
     for source in workload.inputs.values():
         if isinstance(source, SafetensorsInput) and source.path not in missing:
             try:
-                blobs.locate(source.path)
+                locate_blob(root, source.path)
             except WorkloadFault:
                 missing.append(source.path)
     return missing

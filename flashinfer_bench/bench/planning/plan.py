@@ -25,7 +25,7 @@ from flashinfer_bench.bench.planning.selection import Selected, select
 from flashinfer_bench.bench.tolerances import own_tolerance
 from flashinfer_bench.data.definition import Definition
 from flashinfer_bench.data.solution import Solution, SupportedLanguages
-from flashinfer_bench.data.store.blobs import BlobStore
+from flashinfer_bench.data.store.blobs import why_missing
 from flashinfer_bench.data.store.drafts import is_kept_draft
 from flashinfer_bench.data.store.layout import SOLUTIONS, WORKLOADS
 from flashinfer_bench.data.store.trace_lines import AnyTrace
@@ -232,7 +232,7 @@ def prepare(
     name, kept, missing, skips = definition.name, list[Workload](), list[str](), list[Skip]()
     for workload in selected.workloads:
         root = trace_set.blob_root(name, workload.uuid) or Path()
-        reasons = map(BlobStore(root).why_missing, (source.path for source in workload.stored_inputs.values()))
+        reasons = (why_missing(root, source.path) for source in workload.stored_inputs.values())
         if (gone := next(filter(None, reasons), None)) is not None:
             missing.append(gone)
         elif workload.has_custom_inputs and not (

@@ -22,7 +22,7 @@ from flashinfer_bench.data.definition import Definition
 from flashinfer_bench.data.issue import USUAL_OP_TYPE, LoadIssue
 from flashinfer_bench.data.names import did_you_mean
 from flashinfer_bench.data.store import layout
-from flashinfer_bench.data.store.blobs import BlobStore
+from flashinfer_bench.data.store.blobs import locate_blob
 from flashinfer_bench.data.store.dialects import UNKNOWN_AUTHOR
 from flashinfer_bench.data.store.jsonl import append_line, append_lines, new_folder, write_whole
 from flashinfer_bench.data.store.trace_lines import AnyTrace, TraceLine, TraceList, kept_of
@@ -206,7 +206,7 @@ def merge_sets(parts: Sequence[TraceSet], output: Path, further: Mapping[str, st
 
 def _find_blobs(part: TraceSet, lost: list[str]) -> dict[str, Path]:
     """Return blob path → file of a set. Add a line to `lost` for each blob that cannot be copied."""
-    found, store = dict[str, Path | None](), BlobStore(part.root or Path())
+    found = dict[str, Path | None]()
     groups = (*part.workloads.values(), *part.traces.values())
     for workload in (line.workload for lines in groups for line in kept_of(lines)):
         for source in workload.stored_inputs.values():
@@ -214,7 +214,7 @@ def _find_blobs(part: TraceSet, lost: list[str]) -> dict[str, Path]:
             if path not in found:
                 found[path] = None
                 try:
-                    found[path] = store.locate(source.path, workload=workload.uuid)
+                    found[path] = locate_blob(part.root or Path(), source.path, workload=workload.uuid)
                 except WorkloadFault as fault:
                     lost.append(str(fault))
     return {path: file for path, file in found.items() if file is not None}
@@ -303,7 +303,7 @@ def read_tensors(trace_set: TraceSet, path: str | Path) -> dict[str, torch.Tenso
     from safetensors.torch import load_file  # needs torch, which a set does not need
 
     inside = Path(path).relative_to(trace_set.folder) if Path(path).is_absolute() else path
-    fd = open_to_read(BlobStore(trace_set.folder).locate(str(inside)))
+    fd = open_to_read(locate_blob(trace_set.folder, str(inside)))
     try:  # reads the checked file, since the path may lead to another file by now
         return dict(load_file(f"/dev/fd/{fd}"))
     finally:

@@ -8,14 +8,11 @@ from __future__ import annotations
 import errno
 import os
 from pathlib import Path, PurePosixPath
-from typing import Final
 
-from flashinfer_bench.base.files.reading import POINTER_START, open_to_read, refuse_strange
+from flashinfer_bench.base.files.reading import POINTER_START, open_to_read
 from flashinfer_bench.data.store.fetch_record import missing_command
 from flashinfer_bench.data.store.layout import BLOB, own_folders
 from flashinfer_bench.errors import WorkloadFault
-
-_POINTER_MAX_BYTES: Final = 1024
 
 
 class BlobMissing(WorkloadFault):
@@ -26,62 +23,52 @@ class BlobPointer(BlobMissing):
     """A blob path has only a git-lfs pointer."""
 
 
-class BlobStore:
-    """The blobs of one root."""
+def locate_blob(root: Path, path: str, *, workload: str = "") -> Path:
+    """Return the file of a blob path.
 
-    def __init__(self, root: Path | str) -> None:
-        self.root = Path(root)
+    Args:
+        root: the root of the workload's set.
+        path: the path in the workload, relative to the root.
+        workload: the uuid of the workload, for messages.
 
-    def locate(self, path: str, *, workload: str = "") -> Path:
-        """Return the file of a blob path.
+    Raises:
+        WorkloadFault: the path leads out of the set, or the file is missing, not regular, or a git-lfs pointer.
+    """
+    owner = f" of workload {workload}" if workload else ""
+    if not is_inside(path):
+        raise WorkloadFault(f"blob {path!r}{owner} leads out of the set; blob paths are relative to its root")
+    file = root / path
+    what = f"blob {file}{owner}"
+    try:
+        with os.fdopen(open_to_read(file), "rb") as handle:
+            is_pointer = handle.read(len(POINTER_START)) == POINTER_START
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG):
+            raise BlobMissing(f"{what} is not there; run: {missing_command(root)}") from error
+        raise WorkloadFault(f"{what} cannot be read: {error.strerror}; check its permissions") from error
+    real = file.resolve()
+    folders = (*own_folders(root), (root / BLOB).resolve())  # blob/ may be a link to another disk
+    if not any(real.is_relative_to(folder) for folder in folders):
+        raise WorkloadFault(f"{what} is a link to {real}, outside the set; put the file itself there")
+    if is_pointer:
+        command = f"git lfs pull --include {path!r}"
+        raise BlobPointer(f"{what} is a git-lfs pointer, not the file; run in {root}: {command}")
+    return file
 
-        Args:
-            path: the path in the workload, relative to the root.
-            workload: the uuid of the workload, for messages.
 
-        Raises:
-            WorkloadFault: the path leads out of the set, or the file is missing, not regular, or a git-lfs pointer.
-        """
-        owner = f" of workload {workload}" if workload else ""
-        if not is_inside(path):
-            raise WorkloadFault(f"blob {path!r}{owner} leads out of the set; blob paths are relative to its root")
-        file = self.root / path
-        what = f"blob {file}{owner}"
-        try:
-            found = file.stat()
-            refuse_strange(found, file)
-            is_pointer = found.st_size <= _POINTER_MAX_BYTES and _starts_as_pointer(file)
-        except OSError as error:
-            if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG):
-                raise BlobMissing(f"{what} is not there; run: {missing_command(self.root)}") from error
-            raise WorkloadFault(f"{what} cannot be read: {error.strerror}; check its permissions") from error
-        real = file.resolve()
-        folders = (*own_folders(self.root), (self.root / BLOB).resolve())  # blob/ may be a link to another disk
-        if not any(real.is_relative_to(folder) for folder in folders):
-            raise WorkloadFault(f"{what} is a link to {real}, outside the set; put the file itself there")
-        if is_pointer:
-            command = f"git lfs pull --include {path!r}"
-            raise BlobPointer(f"{what} is a git-lfs pointer, not the file; run in {self.root}: {command}")
-        return file
-
-    def why_missing(self, path: str) -> str | None:
-        """Return why a blob is missing: the file does not exist, or is only a git-lfs pointer. Return None if the blob
-        exists."""
-        try:
-            self.locate(path)
-        except BlobMissing as fault:
-            return str(fault)
-        except WorkloadFault:
-            return None
-        return None
+def why_missing(root: Path, path: str) -> str | None:
+    """Return why a blob is missing: the file does not exist, or is only a git-lfs pointer. Return None if the blob
+    exists."""
+    try:
+        locate_blob(root, path)
+    except BlobMissing as fault:
+        return str(fault)
+    except WorkloadFault:
+        pass  # the judge reports it
+    return None
 
 
 def is_inside(path: str) -> bool:
     """Return whether a blob path, as text, stays below the root."""
     parts = PurePosixPath(path).parts
     return bool(parts) and not path.startswith("/") and ".." not in parts and "\\" not in path and "\0" not in path
-
-
-def _starts_as_pointer(file: Path) -> bool:
-    with os.fdopen(open_to_read(file), "rb") as handle:
-        return handle.read(len(POINTER_START)) == POINTER_START

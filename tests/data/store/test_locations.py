@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flashinfer_bench.data.store import layout
-from flashinfer_bench.data.store.blobs import BlobStore
+from flashinfer_bench.data.store.blobs import locate_blob
 from flashinfer_bench.errors import WorkloadFault
 
 HOSTILE = ["../../x", "a/b", "/etc/passwd", "..", ".", "", ".hidden", "a\0b", "x" * 5000, "ü" * 200, "a\nb",
@@ -65,24 +65,24 @@ def test_a_blob_is_found_below_the_root_whose_blob_folder_may_be_on_another_disk
     if is_elsewhere:
         link(tmp_path / "set" / "blob", tmp_path / "disk" / "blob")
     for path in (PATH, f"./{PATH}"):
-        assert BlobStore(tmp_path / "set").locate(path).read_text() == "tensors"
+        assert locate_blob(tmp_path / "set", path).read_text() == "tensors"
 
 
 def test_a_hugging_face_cache_links_to_its_own_blobs(tmp_path):
     root = tmp_path / "datasets--x/snapshots/main"
     link(root / PATH, put(tmp_path / "datasets--x/blobs/0123"))
-    assert BlobStore(root).locate(PATH).read_text() == "tensors"
+    assert locate_blob(root, PATH).read_text() == "tensors"
 
 
 @pytest.mark.parametrize("path", ["/etc/passwd", "../secret", "blob/../../secret", "a\\b", "", ".", "a\0b", PATH])
 def test_a_path_or_a_link_that_leads_out_of_the_set_is_refused(tmp_path, path):
     link(tmp_path / "set" / PATH, put(tmp_path / "secret"))
     with pytest.raises(WorkloadFault, match="outside the set" if path == PATH else "leads out of the set"):
-        BlobStore(tmp_path / "set").locate(path)
+        locate_blob(tmp_path / "set", path)
 
 
 @pytest.mark.parametrize("path", ["blob/none", "blob/" + "x" * 5000])
 def test_a_missing_blob_is_reported_with_its_workload_and_the_remedy(tmp_path, path):
     put(tmp_path / PATH)
     with pytest.raises(WorkloadFault, match="of workload w7 is not there; run: flashinfer-bench fetch"):
-        BlobStore(tmp_path).locate(path, workload="w7")
+        locate_blob(tmp_path, path, workload="w7")

@@ -27,7 +27,7 @@ from flashinfer_bench.bench.evaluators.inputs.rules import make_number, make_ten
 from flashinfer_bench.bench.evaluators.inputs.seeds import derive_seed
 from flashinfer_bench.data import Definition, RandomInput, SafetensorsInput, ScalarInput, TensorSpec, Workload
 from flashinfer_bench.data.dtypes import DTYPES, torch_dtype, why_not_held
-from flashinfer_bench.data.store.blobs import BlobStore
+from flashinfer_bench.data.store.blobs import locate_blob
 from flashinfer_bench.data.workload import CustomInput
 from flashinfer_bench.errors import WorkloadFault
 
@@ -97,7 +97,7 @@ class InputMaker:
     def _read(self, name: str, source: SafetensorsInput, shape: tuple[int, ...] | None) -> Any:
         if name not in self._stored:
             workload = self.workload.uuid
-            file = BlobStore(self.blob_root).locate(source.path, workload=workload)
+            file = locate_blob(self.blob_root, source.path, workload=workload)
             where = f"input {name!r} of workload {workload} ({file}, key {source.tensor_key!r})"
             tensor = read_stored(file, source.tensor_key, self.definition.inputs[name], shape, where=where)
             # The tensor is copied on the CPU too, because the mapped memory belongs to the data set.
