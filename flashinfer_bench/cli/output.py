@@ -45,11 +45,6 @@ def write_out(text: str) -> None:
         raise Fault(f"stdout cannot be written: {reason}")
 
 
-def write_styled(text: str) -> None:
-    """Write text to a terminal unchanged. The text may have no control characters except the program's colours."""
-    _write(sys.stdout, text)
-
-
 def write_json(document: object) -> None:
     """Write a result to stdout as JSON."""
     write_out(json.dumps(document, indent=2, allow_nan=False) + "\n")

@@ -215,22 +215,26 @@ def show_config(args: argparse.Namespace) -> int:
             if tolerance := own_tolerance(trace_set, name, workload):  # the tolerance in the workload's line
                 resolved = resolve_settings(config, definition, tolerance)
                 workloads[workload.uuid] = {key: resolved[key] for key in tolerance}
-    rows: list[list[str]] = []
     groups = {"": settings} | sections | {f"workload {uuid}": group for uuid, group in workloads.items()}
+    document = {"definition": name, "settings": settings, "sections": sections, "workloads": workloads}
+    write_result(args, document, render_settings(groups))
+    return 0
+
+
+def render_settings(groups: Mapping[str, Settings]) -> str:
+    """Render settings with their origins, in groups with headings. The heading of the first group may be empty."""
+    rows: list[list[str]] = []
     for heading, group in groups.items():
         rows += [[heading, "", ""]] if heading else []
-        for key, one in group.items():
-            rows.append([f"  {key}" if heading else key, value_as_text(one["value"]), one["origin"]])
-    document = {"definition": name, "settings": settings, "sections": sections, "workloads": workloads}
-    write_result(args, document, render_table(["Setting", "Value", "From"], rows))
-    return 0
+        rows += [["  " * bool(heading) + key, _as_text(one["value"]), one["origin"]] for key, one in group.items()]
+    return render_table(["Setting", "Value", "From"], rows)
 
 
 def _setting(value: Any, origin: str) -> dict[str, Any]:
     return {"value": value, "origin": "flag" if origin == "override" else origin}
 
 
-def value_as_text(value: Any) -> str:
+def _as_text(value: Any) -> str:
     """Return a value in the format of the configuration file, or "not set"."""
     if value is None:
         return "not set"

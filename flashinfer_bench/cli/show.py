@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -11,20 +10,19 @@ from dataclasses import asdict
 from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
-from flashinfer_bench.base.printable import to_printable
 from flashinfer_bench.bench.config import BenchmarkConfig
 from flashinfer_bench.bench.tolerances import own_tolerance
 from flashinfer_bench.cli.args import choose_definitions, open_trace_set
-from flashinfer_bench.cli.output import RAN, write_json, write_out, write_styled
+from flashinfer_bench.cli.output import RAN
 from flashinfer_bench.cli.parser import PROGRAM, Parser, add_flags, add_format, add_local, add_names
-from flashinfer_bench.cli.settings import Settings, resolve_settings, value_as_text
+from flashinfer_bench.cli.settings import Settings, render_settings, resolve_settings
 from flashinfer_bench.cli.tables import (
-    join_sections,
     lay_out,
     render_table,
     shorten_uuid,
     some,
     wrap_line,
+    write_result,
 )
 from flashinfer_bench.cli.verdicts import make_grid, name_jobs, render_grid, render_summary, render_verdicts
 from flashinfer_bench.data import Definition, Solution, Trace, TraceSet, Workload
@@ -39,8 +37,6 @@ from flashinfer_bench.report.summary import by_workload, summarise
 TOLERANCE: Final = ("rtol", "atol", "required_matched_ratio")
 """The settings of a tolerance, besides the parameters of the evaluator."""
 SHOWN_NAMES: Final = 12
-MOST_COLOURED: Final = 40_000
-"""Longest coloured source, in characters. Lexers are slow on unusual texts."""
 STYLES: Final = {True: "outputs are the last parameters", False: "outputs are returned", None: "detected"}
 """`destination_passing_style` → description of the style."""
 AXES: Final = {"Axis": "{name}", "Kind": "{kind}", "Size": "{size}", "Description": "{description}"}
@@ -58,10 +54,8 @@ class View(NamedTuple):
     """An object of a set, ready to print."""
 
     document: dict[str, Any]
-    head: str
-    sources: Mapping[str, str]
-    """Path → source code."""
-    verdicts: str
+    sections: Sequence[str | Sequence[str]]
+    """The text, in sections."""
     following: Sequence[Sequence[str]]
     """Words of the commands to suggest, without the flag that names the set."""
 
@@ -86,31 +80,8 @@ def execute(args: Namespace) -> int:
     view = _find(trace_set, args.name, choose_definitions(trace_set, args))
     roots = [word for root in trace_set.roots for word in ("--local", str(root))]
     following = [shlex.join([PROGRAM, *words, *roots]) for words in view.following]
-    if args.format == "json":
-        write_json({**view.document, "next": following})
-        return RAN
-    write_out(view.head)
-    for path, source in view.sources.items():
-        write_out(f"\n{path}\n{'─' * len(path)}\n")
-        _write_source(source.rstrip() + "\n", path)
-    write_out("\n" + join_sections(view.verdicts, [f"next: {command}" for command in following]))
+    write_result(args, {**view.document, "next": following}, *view.sections, [f"next: {one}" for one in following])
     return RAN
-
-
-def _write_source(text: str, path: str) -> None:
-    """Write source code to stdout. On a terminal, the syntax of a short source is coloured."""
-    if not sys.stdout.isatty() or len(text) > MOST_COLOURED:
-        write_out(text)
-        return
-    from rich.console import Console
-    from rich.syntax import Syntax
-
-    shown = "\n".join(map(to_printable, text.expandtabs().split("\n")))
-    console = Console(file=sys.stdout)
-    with console.capture() as captured:
-        lexer = Syntax.guess_lexer(path)
-        console.print(Syntax(shown, lexer, theme="ansi_dark", background_color="default", word_wrap=True))
-    write_styled(captured.get())
 
 
 def _find(trace_set: TraceSet, name: str, definitions: Sequence[Definition]) -> View:
@@ -151,7 +122,6 @@ def _view_definition(trace_set: TraceSet, definition: Definition) -> View:
     weights = some([f"{names[name, one.uuid]}: {one.weight:g}" for one in weighted], SHOWN_NAMES)
     called = some(list(name_jobs(lines, uuids=True).values()), SHOWN_NAMES)
     next_words = ["report", "table", name] if rows else ["run", "--definitions", name]
-    problem = definition.not_runnable_reason
     return View(
         {
             "kind": "definition",
@@ -161,21 +131,19 @@ def _view_definition(trace_set: TraceSet, definition: Definition) -> View:
             "solutions": list(map(asdict, solutions)),
             "verdicts": list(map(asdict, rows)),
         },
-        join_sections(
+        [
             [f"{name}: definition of op type {definition.op_type}", *_if_any("{}", definition.description)],
-            _if_any("it cannot be run: {}", problem),
+            _if_any("it cannot be run: {}", definition.not_runnable_reason),
             _if_any("weights: {}", weights),
             lay_out(AXES, [_describe_axis(name, axis, lines) for name, axis in definition.axes.items()], spared=()),
             lay_out(TENSORS, _list_tensors(definition), spared=()),
             [f"constraint: {one}" for one in definition.constraints],
-            _render_settings(settings),
+            render_settings({"": settings}),
             [wrap_line(line) for line in _if_any("workloads: {}", called)],
-        ),
-        {"reference.py": definition.reference},
-        join_sections(
+            _render_source("reference.py", definition.reference),
             render_grid(rows, *make_grid(rows, names)) if rows else "",
             render_summary(solutions, names) if solutions else "",
-        ),
+        ],
         [next_words, ["new", "solution", "--definition", name], *(["show", one.solution] for one in solutions[:1])],
     )
 
@@ -197,12 +165,12 @@ def _view_solution(trace_set: TraceSet, solution: Solution) -> View:
     failed = [row.workload for row in rows if row.failures][:1]
     return View(
         {"kind": "solution", "solution": solution.to_dict(), "verdicts": list(map(asdict, rows))},
-        join_sections(
+        [
             [f"{name}: solution of {solution.definition}", *_if_any("{}", solution.description)],
             render_table(["Field", "Value"], [[field, value] for field, value in fields.items() if value]),
-        ),
-        {source.path: source.content for source in solution.sources},
-        render_verdicts(rows, name_jobs([*trace_set.workloads.get(solution.definition, []), *traces]), "Workload"),
+            *(_render_source(source.path, source.content) for source in solution.sources),
+            render_verdicts(rows, name_jobs([*trace_set.workloads.get(solution.definition, []), *traces]), "Workload"),
+        ],
         [
             *(["repro", name, uuid, "--dump", "why"] for uuid in failed),
             ["run", "--solutions", name],
@@ -221,21 +189,24 @@ def _view_workload(trace_set: TraceSet, definition: Definition, workload: Worklo
     document = {"kind": "workload", "definition": name, "workload": workload.to_dict(), "tolerance": settings}
     return View(
         document | {"verdicts": list(map(asdict, rows))},
-        join_sections(
+        [
             [f"{names[name, uuid]}: workload {uuid} of {name}"],
             [f"weight: {workload.weight:g}"] if workload.weight != 1 else [],
             lay_out(AXES, axes, spared=()),
             lay_out(TENSORS, _list_tensors(definition, workload), spared=()),
-            _render_settings(settings),
-        ),
-        {},
-        render_verdicts(rows, names, "Solution"),
+            render_settings({"": settings}),
+            render_verdicts(rows, names, "Solution"),
+        ],
         [["run", "--workloads", uuid], ["show", name]],
     )
 
 
 def _if_any(form: str, value: str | None) -> list[str]:
     return [form.format(value)] if value else []
+
+
+def _render_source(path: str, source: str) -> str:
+    return f"{path}\n{'─' * len(path)}\n{source.rstrip()}\n"
 
 
 def _describe_axis(name: str, axis: AxisSpec, lines: Sequence[Trace]) -> dict[str, str]:
@@ -251,11 +222,6 @@ def _find_tolerance(trace_set: TraceSet, definition: Definition, workload: Workl
     own = own_tolerance(trace_set, definition.name, workload) if workload is not None else None
     settings = resolve_settings(BenchmarkConfig.default().for_set(trace_set), definition, own)
     return {key: one for key, one in settings.items() if key in TOLERANCE or key.startswith("extra.")}
-
-
-def _render_settings(settings: Settings) -> str:
-    rows = [[key, value_as_text(one["value"]), one["origin"]] for key, one in settings.items()]
-    return render_table(["Setting", "Value", "From"], rows)
 
 
 def _list_tensors(definition: Definition, workload: Workload | None = None) -> list[dict[str, str]]:

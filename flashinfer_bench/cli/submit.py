@@ -8,8 +8,7 @@ import sys
 import time
 from argparse import Namespace
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -20,7 +19,7 @@ from flashinfer_bench.cli.output import INTERRUPTED, one_interrupt, write_err, w
 from flashinfer_bench.cli.parser import QUIET_FLAG, SOURCE_FLAGS, Parser, add_flags, add_names
 from flashinfer_bench.cli.tables import count, join_sections, lay_out, list_counts, name_workloads, write_result
 from flashinfer_bench.cli.verdicts import ENDED
-from flashinfer_bench.client import DEFAULT_URL, Client, ServerFault, TaskReport
+from flashinfer_bench.client import DEFAULT_URL, Client, TaskReport
 from flashinfer_bench.data import Solution, Trace
 from flashinfer_bench.data.json_utils import load_json_file
 from flashinfer_bench.data.store.drafts import DraftHints, read_draft
@@ -52,8 +51,8 @@ TASKS: Final = {
 TASK_KEYS: Final = ("task_id", "status", "definition", "solution", "submitter")
 SHOWN_TASKS: Final = 15
 """Maximum number of open tasks in the list."""
-QUEUE_POLL_S: Final = 1.0
-"""Seconds between two checks of the queue."""
+POLL_S: Final = 1.0
+"""Longest wait of one query of a task, in seconds."""
 LONGEST_PAUSE_S: Final = 86_400.0
 CLEAR: Final = "\x1b[H\x1b[2J"
 SAMPLE: Final = re.compile(r"^flashinfer_bench_(\w+)(?:\{(.*)\})? (\S+)$", re.MULTILINE)
@@ -115,7 +114,6 @@ def execute_submit(args: Namespace) -> int:
         if not args.quiet:
             write_err(f"task {task} at {client.url}; Ctrl-C cancels it")
         try:
-            started = _wait_for_start(client, task, is_quiet=args.quiet)
             outcome = _plan_outcome(client, client.task(task), solution, workloads)
             with RunProgress(quiet=args.quiet, names=outcome.names()) as progress:
                 report = _follow(client, task, outcome, progress)
@@ -126,7 +124,6 @@ def execute_submit(args: Namespace) -> int:
             except FlashInferBenchError as error:
                 write_err(f"interrupted; the task goes on: {error}")
             return INTERRUPTED
-        outcome.seconds = time.monotonic() - started
     document = {**outcome_document(outcome, None), "task_id": task, "server": client.url, "error": report.error}
     write_result(args, document, render_outcome(outcome))
     if report.status == "cancelled":
@@ -161,24 +158,12 @@ def _find_workloads(args: Namespace, client: Client, definition: str) -> list[st
     return list(dict.fromkeys(chain.from_iterable(found.values())))
 
 
-def _wait_for_start(client: Client, task: str, *, is_quiet: bool) -> float:
-    """Show the position of a task in the queue until the task starts. Return the monotonic time of the start."""
-    started, shown = time.monotonic(), -1
-    while (report := client.task(task, QUEUE_POLL_S)).status == "pending":
-        if report.tasks_ahead != shown and not is_quiet:
-            ahead = f"{count(report.tasks_ahead, 'open task')} ahead" if report.tasks_ahead else "next"
-            write_err(f"waiting in the queue: {ahead}")
-        shown = report.tasks_ahead
-        time.sleep(QUEUE_POLL_S / 4)  # a server that is shutting down answers at once
-        started = time.monotonic()
-    return started
-
-
 def _follow(client: Client, task: str, outcome: RunOutcome, progress: RunProgress) -> TaskReport:
-    """Show and store each verdict as it comes. Return the task when it has ended."""
-    from flashinfer_bench.bench.events import JobFaulted, JobFinished, RunStarted
+    """Query the task until it is over. Show its position in the queue, and show and store each verdict."""
+    from flashinfer_bench.bench.events import JobFaulted, JobFinished, Notice, RunStarted
 
     jobs = {job.workload.uuid: job for job in outcome.plan.jobs}
+    started, shown = time.monotonic(), -1
     progress.show(RunStarted((), len(jobs)))
 
     def observe(event: JobFinished | JobFaulted) -> None:
@@ -186,27 +171,25 @@ def _follow(client: Client, task: str, outcome: RunOutcome, progress: RunProgres
         outcome.observe(event)
         progress.show(event)
 
-    for report in _poll(client, task):
+    while True:
+        report = client.task(task, POLL_S)
+        if report.status == "pending":
+            if report.tasks_ahead != shown:
+                ahead = f"{count(report.tasks_ahead, 'open task')} ahead" if report.tasks_ahead else "next"
+                progress.show(Notice(f"waiting in the queue: {ahead}"))
+            started, shown = time.monotonic(), report.tasks_ahead
         for trace in report.traces:
             if job := jobs.get(trace.workload.uuid):
                 observe(JobFinished(job, trace, _device_of(trace), 0.0))
+        if report.is_over:
+            break
+        time.sleep(POLL_S / 4)  # a server that is shutting down answers at once
     if report.error is not None:
         for job in list(jobs.values()):
             observe(JobFaulted(job, report.error, is_left_out=report.status == "completed"))
     outcome.devices = tuple(dict.fromkeys(event.device for event in outcome.judged.values()))
+    outcome.seconds = time.monotonic() - started
     return report
-
-
-def _poll(client: Client, task: str) -> Iterator[TaskReport]:
-    """Yield the task after each verdict, and at its end."""
-    seen: set[str] = set()
-    with suppress(ServerFault):  # a broken stream loses nothing, since the ended task has all verdicts
-        for event in client.events(task):
-            if event["event"] == "verdict" and event["workload_uuid"] not in seen:
-                report = client.task(task)
-                seen |= {trace.workload.uuid for trace in report.traces}
-                yield report
-    yield client.wait(task)
 
 
 def _plan_outcome(client: Client, report: TaskReport, solution: Solution, asked: Sequence[str] | None) -> RunOutcome:

@@ -114,12 +114,10 @@ def test_a_name_of_nothing_or_of_several_is_refused(show, name, said):
     assert (code, out, said in err) == (2, "", True), err
 
 
-def test_a_source_is_coloured_on_a_terminal_and_cannot_steer_it(tmp_path, monkeypatch):
+def test_a_source_cannot_steer_a_terminal(tmp_path, monkeypatch):
     hostile = make_solution("hostile", source="def run(x):\n    return x  # \x1b]0;title\x07\n")
     write_trace_set(tmp_path, definitions=[make_definition()], solutions=[hostile])
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setattr("sys.stdout", Terminal())
     main(["show", "hostile", "--local", str(tmp_path)])
     written = sys.stdout.getvalue()
-    assert ("\x1b[" in written, "\\x1b]0;title\\x07" in written, "\x1b]" in written) == (True, True, False)
+    assert ("\\x1b]0;title\\x07" in written, "\x1b" in written) == (True, False)

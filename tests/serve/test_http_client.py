@@ -140,7 +140,6 @@ def command(tmp_path, monkeypatch, capsys):
                 "/metrics": METRICS,
                 "/health": {"status": "ok", "workers": [WORKER], "queue_size": 12},
                 "/tasks": {"tasks": [{**TASK, "status": "running", "submitter": "ann"}, TASK]},
-                f"/tasks/{ID}/events": EVENT,
                 f"/tasks/{ID}": {**TASK, **task},
             }
             return answer(200, known[request.url.path])
@@ -171,11 +170,11 @@ def test_submit_prints_the_output_of_run_and_fails_without_a_verdict(command):
 
 
 def test_submit_shows_the_place_in_the_queue_and_each_verdict(command, monkeypatch):
-    monkeypatch.setattr("flashinfer_bench.cli.submit.QUEUE_POLL_S", 0)
+    monkeypatch.setattr("flashinfer_bench.cli.submit.POLL_S", 0)
     verdict = "[1/1] double / kernel_12345678 / w0 on cuda:1: PASSED 1.00 ms, 2.00x"
     for flags, lines in (([], ["1 open task ahead", "next", verdict]), (["--quiet"], [])):
-        code, _, err, _ = command(*SUBMIT, "w0", *flags, queued=[0, 1, 1], traces=[TRACE.to_dict()])
-        shown = [line.removeprefix("waiting in the queue: ") for line in err.splitlines()]
+        code, _, err, _ = command(*SUBMIT, "w0", *flags, queued=[0, 1, 1, 1], traces=[TRACE.to_dict()])
+        shown = [line.removeprefix("note: waiting in the queue: ") for line in err.splitlines()]
         assert (code, shown[1:]) == (0, lines)
 
 
