@@ -22,7 +22,7 @@ from flashinfer_bench.data.adapted import ENGINES
 from flashinfer_bench.data.definition import normalise_op_type
 from flashinfer_bench.data.names import did_you_mean
 from flashinfer_bench.data.store.jsonl import write_whole
-from flashinfer_bench.data.store.layout import DEFINITIONS, find_set_around
+from flashinfer_bench.data.store.layout import DEFINITIONS, find_set_around, path_part
 from flashinfer_bench.data.store.trace_lines import AnyTrace, kept_of
 from flashinfer_bench.data.workload import find_named
 from flashinfer_bench.env import DATASET_VARIABLE, get_fib_dataset_path
@@ -120,6 +120,13 @@ def choose_definitions(trace_set: TraceSet, args: Namespace) -> list[Definition]
         if (not names or item.name in names) and (not op_types or kinds[item.name] in op_types)
     ]
     return sorted(kept, key=lambda item: (item.op_type, item.name))
+
+
+def without_unread(trace_set: TraceSet, names: Iterable[str]) -> list[str]:
+    """Return the names of definitions and solutions without those whose files cannot be read."""
+    unread = {issue.file.stem for issue in trace_set.issues if issue.severity == "error"}
+    known = {*trace_set.definitions, *(item.name for item in trace_set.all_solutions())}
+    return [name for name in names if name in known or path_part(name) not in unread]
 
 
 def choose_traces(trace_set: TraceSet, args: Namespace) -> list[AnyTrace]:

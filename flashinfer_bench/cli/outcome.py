@@ -48,12 +48,12 @@ from flashinfer_bench.cli.verdicts import (
     summary_cells,
 )
 from flashinfer_bench.data import LoadIssue, Trace, TraceSet
-from flashinfer_bench.data.measurement import CONFIRMED, NOT_CONFIRMED, read_measurement, read_reported
+from flashinfer_bench.data.measurement import CONFIRMED, NOT_CONFIRMED
 from flashinfer_bench.data.sets.results import list_results
 from flashinfer_bench.data.store.layout import traces_path
 from flashinfer_bench.data.store.trace_lines import AnyTrace
 from flashinfer_bench.report.blind import find_blind
-from flashinfer_bench.report.intervals import read_interval, read_speedup
+from flashinfer_bench.report.intervals import interval_of, mean_speedup
 from flashinfer_bench.report.summary import (
     PairKey,
     best_by_workload,
@@ -62,8 +62,8 @@ from flashinfer_bench.report.summary import (
     mean_ratio,
     summarise,
 )
-from flashinfer_bench.report.timing import read_timing
-from flashinfer_bench.report.verdict import caveat_of, reason_of
+from flashinfer_bench.report.timing import count_timing
+from flashinfer_bench.report.verdict import caveat_in, reason_of
 
 FORMAT_VERSION: Final = 1
 """Version of the JSON document. 1: the first."""
@@ -99,9 +99,8 @@ class RunOutcome:
     judged: dict[JobNames, JobFinished] = field(default_factory=dict)
     """Names of a job → verdict. The verdict of a confirmation replaces the first verdict."""
     faults: list[JobFaulted] = field(default_factory=list)
-    """Jobs without a verdict."""
-    unconfirmed: list[JobFaulted] = field(default_factory=list)
-    """Confirmations that ended without a verdict. The first verdict of the job still counts."""
+    """Jobs and confirmations that ended without a verdict. If a confirmation did, the first verdict of its job
+    counts."""
     errors: list[str] = field(default_factory=list)
     """Broken parts of the requested set, one line each."""
     devices: tuple[Device, ...] = ()
@@ -128,7 +127,7 @@ class RunOutcome:
         elif isinstance(event, JobFinished):
             self.judged[names_of_job(event.job)] = event
         elif isinstance(event, JobFaulted):
-            (self.faults if event.job.assurance is None else self.unconfirmed).append(event)
+            self.faults.append(event)
 
     @property
     def resumed(self) -> list[Trace]:
@@ -158,9 +157,11 @@ class RunOutcome:
 
     def lost(self) -> dict[str, list[JobFaulted]]:
         """Return the jobs without a verdict, by the kinds of `LOST`."""
-        left_out = [one for one in self.faults if one.is_left_out]
-        faults = [one for one in self.faults if not one.is_left_out]
-        return {"faults": faults, "left_out": left_out, "not_confirmed": self.unconfirmed}
+        found: dict[str, list[JobFaulted]] = {kind: [] for kind in LOST}
+        for one in self.faults:
+            kind = "left_out" if one.is_left_out else "faults"
+            found[kind if one.job.assurance is None else "not_confirmed"].append(one)
+        return found
 
     def exit_code(self, *, require_passed: bool, allow_broken: bool = False) -> int:
         """Return 130 after an interrupt. Return 1 if --fail-fast ended the run, if a job has no verdict, or if a
@@ -312,7 +313,7 @@ def annotate_outcome(
     found += [Annotation(broken, skip.reason, skip.definition) for skip in outcome.plan.skips if skip.is_fault]
     for kind, faults in outcome.lost().items():
         if reasons := _list_reasons(faults, outcome.names()):
-            level: Level = "warning" if faults is outcome.unconfirmed else broken
+            level: Level = "warning" if kind == "not_confirmed" else broken
             found.append(Annotation(level, "\n".join(reasons), LOST[kind], weight=len(faults)))
     report.count = list_counts(count_statuses(outcome.traces) | {"without a verdict": outcome.left})
     cells = default_columns(summary_cells(rows))
@@ -403,23 +404,20 @@ def _source_of_baseline(trace: Trace) -> str | None:
 
 def _verdict(trace: Trace) -> dict[str, Any]:
     """Return a verdict as JSON-able values. Missing numbers of a failure are None."""
-    names: dict[str, Any] = dict(zip(NAMES, names_of(trace), strict=True))
-    evaluation = trace.evaluation
-    if evaluation is None:
-        return names
-    compiled = read_reported(evaluation).baseline_compile
-    performance, correctness, interval = evaluation.performance, evaluation.correctness, read_interval(evaluation)
-    speedup = read_speedup(evaluation)
+    (item,) = list_results(None, [trace])
+    evaluation, reported, interval, speedup = item.evaluation, item.reported, interval_of(item), mean_speedup([item])
+    performance, compiled = evaluation.performance, reported.baseline_compile
+    correctness: Any = evaluation.correctness
     return {
-        **names,
-        "status": evaluation.status.value,
-        "quick": read_reported(evaluation).run.quick,
-        "confirmed": read_measurement(evaluation).is_full,
+        **dict(zip(NAMES, names_of(trace), strict=True)),
+        "status": item.status,
+        "quick": reported.run.quick,
+        "confirmed": item.measurement.is_full,
         "reason": None if performance else reason_of(evaluation),
         "latency_ms": performance and performance.latency_ms,
         "reference_latency_ms": (performance and performance.reference_latency_ms) or None,
-        "timing_caveat": performance and caveat_of(evaluation),
-        "timing": performance and asdict(read_timing([evaluation])),
+        "timing_caveat": performance and caveat_in(item.measurement),
+        "timing": performance and asdict(count_timing([reported])),
         "interval95_ms": interval and [interval.low_ms, interval.high_ms],
         "interval": interval and interval.kind,
         "speedup": speedup and speedup.value,

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from flashinfer_bench.base.files.trees import walk_files
 from flashinfer_bench.bench import benchmark
@@ -25,7 +25,7 @@ from flashinfer_bench.bench.events import Event, JobFaulted, JobFinished, JobsAd
 from flashinfer_bench.bench.planning.plan import Job, Plan
 from flashinfer_bench.bench.planning.resume import names_of
 from flashinfer_bench.bench.planning.selection import select
-from flashinfer_bench.cli.args import named_folders, open_trace_set, read_recorded
+from flashinfer_bench.cli.args import named_folders, open_trace_set, read_recorded, without_unread
 from flashinfer_bench.cli.axes import read_sizes
 from flashinfer_bench.cli.drafts import list_draft_paths, save_draft, take_drafts
 from flashinfer_bench.cli.outcome import (
@@ -60,10 +60,10 @@ from flashinfer_bench.data.check import Asked, find_input_issues, find_reference
 from flashinfer_bench.data.evaluation import EvaluationStatus
 from flashinfer_bench.data.generated import add_generated, sweep
 from flashinfer_bench.data.measurement import read_reported
-from flashinfer_bench.data.sets.results import find_latest
+from flashinfer_bench.data.sets.results import find_latest, list_results
 from flashinfer_bench.data.store.drafts import Draft
 from flashinfer_bench.data.store.jsonl import read_lines
-from flashinfer_bench.data.store.layout import DEFINITIONS, TOLERANCES_FILE, TRACES, WORKLOADS, path_part
+from flashinfer_bench.data.store.layout import DEFINITIONS, TOLERANCES_FILE, TRACES, WORKLOADS
 from flashinfer_bench.data.store.pack import is_passed_over
 from flashinfer_bench.data.store.trace_lines import AnyTrace
 from flashinfer_bench.errors import DataSetError, Fault, FlashInferBenchError, UsageError
@@ -98,13 +98,11 @@ class RunProgress:
     def __init__(self, *, quiet: bool = False, names: Names | None = None) -> None:
         self.quiet = quiet
         self.names = names or {}
-        self._write: Callable[[str], None] = write_err
         self.statuses: Counter[str] = Counter()
         """Status → number of ended jobs. Jobs that ended without a verdict have the words of `ENDED`."""
         self.jobs = 0
         self.running: dict[str, Job] = {}
         """Device label → current job."""
-        self._shown: set[str] = set()
         self._live: Progress | None = None
 
     def __enter__(self) -> RunProgress:
@@ -115,7 +113,6 @@ class RunProgress:
             console = Console(file=sys.stderr, highlight=False, markup=False, emoji=False)
             columns = TextColumn("{task.description}", markup=False), BarColumn(24), TimeElapsedColumn()
             self._live = Progress(*columns, TimeRemainingColumn(), console=console, transient=True)
-            self._write = console.print
             self._live.add_task("starting the devices", total=None)
             self._live.start()
         return self
@@ -125,52 +122,41 @@ class RunProgress:
             self._live.stop()
 
     def show(self, event: Event) -> None:
-        """Count an event, and show it. On a terminal, each kind of failure of a solution is shown once."""
-        kind = line = ""
+        """Count an event, and show it. On a terminal, a pass has no line."""
+        line, is_passed = "", False
         match event:
             case RunStarted() | JobsAdded():
                 self.jobs += event.jobs
             case JobStarted():
                 self.running[event.device.label] = event.job
             case JobFinished():
-                evaluation: Any = event.trace.evaluation
+                (result,) = list_results(None, [event.trace])
                 level = "at full assurance " if event.job.assurance is not None else ""
-                text = f"{describe_job(event.job, self.names)} on {event.device.label}: "
-                text += f"{level}{describe_verdict(evaluation)}"
-                line = self._end(event.job, evaluation.status.value) + text
-                if not event.trace.is_successful():
-                    kind = f"{event.job.definition.name} {event.job.solution.name} {evaluation.status}"
+                text = f" on {event.device.label}: {level}{describe_verdict(result)}"
+                line, is_passed = self._end(event.job, result.status, text), result.is_passed
             case JobFaulted():
-                kind, mark = event.message, ENDED["LEFT_OUT" if event.is_left_out else "FAULT"]
-                reason = first_reason(describe_fault(event, self.names))
-                text = f"{describe_job(event.job, self.names)}: {mark}: {reason}"
-                line = self._end(event.job, mark) + text
+                mark = ENDED["LEFT_OUT" if event.is_left_out else "FAULT"]
+                line = self._end(event.job, mark, f": {mark}: {first_reason(describe_fault(event, self.names))}")
             case Notice():
-                line = kind = f"note: {first_reason(event.message)}"
-        if self.quiet:
-            return
+                line = f"note: {first_reason(event.message)}"
         if self._live is not None:
             counts = "  ".join(f"{number} {status}" for status, number in sorted(self.statuses.items()))
-            done = self.statuses.total()
-            jobs = [
-                f"{label}  {describe_job(job, self.names)}"
-                for label, job in sorted(self.running.items())[:SHOWN_DEVICES]
-            ]
+            done, running = self.statuses.total(), sorted(self.running.items())[:SHOWN_DEVICES]
+            jobs = [f"{label}  {describe_job(job, self.names)}" for label, job in running]
             head = "\n".join([f"{done}/{count(self.jobs, 'job')}  {counts}", *jobs])
             self._live.update(self._live.task_ids[0], description=head, completed=done, total=self.jobs or None)
-            if kind in ("", *self._shown):
-                return
-            self._shown.add(kind)
-        if line:
-            self._write(line)
+            if line and not is_passed:
+                self._live.console.print(line)
+        elif line and not self.quiet:
+            write_err(line)
 
-    def _end(self, job: Job, status: str) -> str:
-        """Count a job that has ended, and return the progress of the run."""
+    def _end(self, job: Job, status: str, text: str) -> str:
+        """Count a job that has ended, and return its line: the progress of the run, the job, and a text."""
         self.statuses[status] += 1
         self.running = {label: one for label, one in self.running.items() if one.index != job.index}
         done, lost = self.statuses.total(), {words: self.statuses[words] for words in ENDED.values()}
         counts = list_counts({"not passed": done - sum(lost.values()) - self.statuses["PASSED"], **lost})
-        return f"[{', '.join(filter(None, (f'{done}/{self.jobs}', counts)))}] "
+        return f"[{', '.join(filter(None, (f'{done}/{self.jobs}', counts)))}] {describe_job(job, self.names)}{text}"
 
 
 def run_jobs(args: Namespace) -> int:
@@ -374,12 +360,9 @@ def _leave_out_unread(args: Namespace, trace_set: TraceSet) -> Asked:
     """
     config = read_config(args)
     asked = Asked(**{name: getattr(config, name) for name in ("definitions", "solutions", "op_types", "authors")})
-    broken = {issue.file.stem for issue in trace_set.issues if issue.severity == "error"}
-    broken -= {path_part(name) for name in trace_set.definitions}
-    broken -= {path_part(item.name) for group in trace_set.solutions.values() for item in group}
     for field in ("definitions", "solutions"):
         if given := getattr(args, field, []):
-            left = [name for name in given if path_part(name) not in broken]
+            left = without_unread(trace_set, given)
             if not left:
                 raise Fault(f"nothing to run: {', '.join(given)} cannot be read; `flashinfer-bench validate` says why")
             setattr(args, field, left)
@@ -388,10 +371,10 @@ def _leave_out_unread(args: Namespace, trace_set: TraceSet) -> Asked:
 
 def _find_issues(trace_set: TraceSet, plan: Plan) -> list[LoadIssue]:
     """Return the errors of references, and the problems of stored inputs, for the jobs of a plan."""
-    definitions = {job.definition.name: job.definition for job in plan.jobs}
-    workloads = {(job.definition.name, job.workload.uuid): job.workload for job in plan.jobs}
-    found = [one for one in find_reference_issues(trace_set, definitions.values()) if one.severity == "error"]
-    return [*found, *find_input_issues(trace_set, [(name, workload) for (name, _), workload in workloads.items()])]
+    definitions = {job.definition.name: job.definition for job in plan.jobs}.values()
+    workloads = {(job.definition.name, job.workload.uuid): (job.definition.name, job.workload) for job in plan.jobs}
+    found = [one for one in find_reference_issues(trace_set, definitions) if one.severity == "error"]
+    return [*found, *find_input_issues(trace_set, workloads.values())]
 
 
 def _run(
@@ -457,18 +440,17 @@ def _write_outcome(args: Namespace, outcome: RunOutcome, trace_set: TraceSet | N
         is_ended = outcome.is_interrupted or outcome.is_stopped
         is_broken = not is_ended and outcome.left == len(lost["faults"]) + len(lost["left_out"])
         when = "after a fix, resume with" if is_broken else "resume with"
-        write_err(f"{when}: {resume_command(typed_program(), args.argv)}")
+        write_err(f"{when}: {resume_command(args.argv)}")
 
 
-def resume_command(program: Sequence[str], argv: Sequence[str]) -> str:
+def resume_command(argv: Sequence[str]) -> str:
     """Return the command that continues the run: the same command with --resume, and without --quick.
 
     A quick run cannot be resumed, so the continued run gives whole verdicts.
     """
-    if "--last-failed" in argv:  # the same command judges failed jobs again
-        return shlex.join([*program, *argv])
-    kept = [word for word in argv if word not in ("--quick", "--resume")]
-    return shlex.join([*program, *kept, "--resume"])
+    if "--last-failed" not in argv:  # which judges failed jobs again by itself
+        argv = [*(word for word in argv if word not in ("--quick", "--resume")), "--resume"]
+    return shlex.join([*typed_program(), *argv])
 
 
 def _watch(args: Namespace, kept: Kept) -> int:

@@ -18,7 +18,14 @@ from typing import Any, Final
 from flashinfer_bench.base.files.reading import read_whole
 from flashinfer_bench.base.files.writing import open_folder
 from flashinfer_bench.base.printable import to_printable
-from flashinfer_bench.cli.args import choose_definitions, describe_issues, find_output, has_nothing, load_trace_set
+from flashinfer_bench.cli.args import (
+    choose_definitions,
+    describe_issues,
+    find_output,
+    has_nothing,
+    load_trace_set,
+    without_unread,
+)
 from flashinfer_bench.cli.github import Annotation
 from flashinfer_bench.cli.output import FAILED, RAN, write_err, write_out
 from flashinfer_bench.cli.parser import GITHUB_FLAG, Parser, add_flags, add_format, add_local, add_names
@@ -228,8 +235,7 @@ def _validate(whole: TraceSet, checks: list[str], args: Namespace) -> dict[str, 
 def _choose(whole: TraceSet, args: Namespace) -> TraceSet:
     """Return the set with only the chosen definitions. Names of definitions with unreadable files are allowed."""
     asked = getattr(args, "definitions", None)
-    broken = {issue.file.stem for issue in whole.issues if issue.severity == "error"}
-    readable = [name for name in asked or () if layout.path_part(name) not in broken]
+    readable = without_unread(whole, asked or ())
     chosen = choose_definitions(whole, Namespace(**{**vars(args), "definitions": readable}))
     names = {item.name for item in chosen if not asked or item.name in asked}
     kept: dict[str, Any] = {

@@ -31,13 +31,13 @@ from flashinfer_bench.cli.tables import (
     some,
     wrap_line,
 )
-from flashinfer_bench.data import Evaluation
 from flashinfer_bench.data.measurement import INDICATIVE, NOT_CONFIRMED
+from flashinfer_bench.data.sets.results import Result
 from flashinfer_bench.data.store.trace_lines import AnyTrace
-from flashinfer_bench.report.intervals import read_interval, read_speedup
+from flashinfer_bench.report.intervals import interval_of, mean_speedup
 from flashinfer_bench.report.summary import SummaryRow, WorkloadRow
 from flashinfer_bench.report.timing import Timing, describe_bounds, describe_flag, describe_ways, flags_of
-from flashinfer_bench.report.verdict import caveat_of, reason_of, to_one_line
+from flashinfer_bench.report.verdict import reason_of, to_one_line
 
 if TYPE_CHECKING:
     from flashinfer_bench.bench.events import JobFaulted
@@ -102,21 +102,20 @@ def name_jobs(jobs: Iterable[Job | AnyTrace], *, uuids: bool = False) -> Names:
     return name_workloads(((name, one.workload.uuid, one.workload.axes) for one, name in called), uuids=uuids)
 
 
-def describe_verdict(evaluation: Evaluation) -> str:
+def describe_verdict(result: Result) -> str:
     """Return the status, followed by the numbers of a pass or the reason of a failure."""
-    performance, status = evaluation.performance, evaluation.status.value
-    if performance is None:
-        reason = reason_of(evaluation)
-        return f"{status}: {reason}" if reason else status
-    if not performance.latency_ms:
+    evaluation, status = result.evaluation, result.status
+    if evaluation.performance is None:
+        return ": ".join(filter(None, (status, reason_of(evaluation))))
+    if not evaluation.performance.latency_ms:
         return f"{status} (not timed)"
-    speedup, interval = read_speedup(evaluation), read_interval(evaluation)
+    speedup, interval = mean_speedup([result]), interval_of(result)
     half = interval.half_share if interval is not None and interval.kind else None
     return "".join(
         (
-            f"{status} {format_latency(performance.latency_ms, half)}",
+            f"{status} {format_latency(evaluation.performance.latency_ms, half)}",
             f", {format_speedup(speedup.value, speedup.interval)}" if speedup is not None else "",
-            " (not a meaningful time)" if caveat_of(evaluation) is not None else "",
+            "" if result.measurement.meaningful else " (not a meaningful time)",
             " (it prints in its calls, which costs time)" if (evaluation.extra or {}).get(PRINTED) else "",
         )
     )

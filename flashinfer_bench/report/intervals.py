@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from flashinfer_bench.data.evaluation import as_time
-from flashinfer_bench.data.measurement import Measurement, ReportedTrace, read_measurement, read_reported
+from flashinfer_bench.data.measurement import Measurement, ReportedTrace, read_reported
 from flashinfer_bench.data.sets.results import UNMEASURED, Result
 from flashinfer_bench.data.sets.weights import weighted_mean
 from flashinfer_bench.data.store.trace_lines import AnyEvaluation
@@ -60,11 +60,6 @@ class MeanRatio:
 def latency_of(evaluation: AnyEvaluation) -> float | None:
     """Return the latency of a verdict in ms. None if the latency is missing or out of range."""
     return as_time((evaluation.performance or UNMEASURED).latency_ms)
-
-
-def read_interval(evaluation: AnyEvaluation) -> TimeInterval | None:
-    """Return the interval of a verdict's latency; None without a latency."""
-    return _interval(latency_of(evaluation), read_measurement(evaluation))
 
 
 def interval_of(result: Result) -> TimeInterval | None:

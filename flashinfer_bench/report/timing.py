@@ -9,8 +9,7 @@ from functools import lru_cache
 from typing import Final
 
 from flashinfer_bench.bench.planning.resume import PROTOCOL
-from flashinfer_bench.data.measurement import BOUNDS, FingerprintRecord, ReportedTrace, read_reported
-from flashinfer_bench.data.store.trace_lines import AnyEvaluation
+from flashinfer_bench.data.measurement import BOUNDS, FingerprintRecord, ReportedTrace
 from flashinfer_bench.report.verdict import to_one_line
 from flashinfer_bench.timing.flags import FLAGS
 from flashinfer_bench.timing.measurement import EVENTS_ASKED_FOR, reason_of_fallback
@@ -45,11 +44,6 @@ class Timing:
     bounds: Mapping[str, int]
     """Bound, such as "a gated chain of calls at standard assurance" → number of workloads. Traces without a bound, from
     earlier versions, are skipped."""
-
-
-def read_timing(passed: Iterable[AnyEvaluation]) -> Timing:
-    """Count the timings of passed evaluations."""
-    return count_timing([read_reported(item) for item in passed if item.performance is not None])
 
 
 def count_timing(reported: Sequence[ReportedTrace]) -> Timing:

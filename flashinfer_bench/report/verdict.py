@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Final
 
 from flashinfer_bench.base.printable import to_printable
-from flashinfer_bench.data.measurement import Measurement, read_measurement
+from flashinfer_bench.data.measurement import Measurement
 from flashinfer_bench.data.store.trace_lines import AnyEvaluation
 
 REASON_LIMIT: Final = 300
@@ -37,13 +37,8 @@ def to_one_line(text: str) -> str:
     return flat if len(flat) <= REASON_LIMIT else f"{flat[: REASON_LIMIT - 1]}…"
 
 
-def caveat_of(evaluation: AnyEvaluation) -> str | None:
-    """Return why the latency is not meaningful, as under Triton's interpreter; None for a meaningful latency."""
-    return caveat_in(read_measurement(evaluation))
-
-
 def caveat_in(measurement: Measurement) -> str | None:
-    """Return why the latency of a measurement is not meaningful; None for a meaningful latency."""
+    """Return why a latency is not meaningful, as under Triton's interpreter; None for a meaningful latency."""
     if measurement.meaningful:
         return None
     return to_one_line(measurement.reason or "this time says nothing about the kernel")

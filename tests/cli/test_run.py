@@ -184,5 +184,6 @@ def test_recorded_jobs_are_replayed_and_no_others_and_nothing_is_saved(run, tmp_
     assert code == 2 or (len(engine.replayed), engine.saved) == (int(said[1]), False)
 
 
-def test_the_resume_command_is_what_was_typed_without_quick():
-    assert resume_command(["x"], ["run", "my set", "--quick", "--seed", "1"]) == "x run 'my set' --seed 1 --resume"
+def test_the_resume_command_is_what_was_typed_without_quick(monkeypatch):
+    monkeypatch.setattr("flashinfer_bench.cli.run_jobs.typed_program", lambda: ["x"])
+    assert resume_command(["run", "my set", "--quick", "--seed", "1"]) == "x run 'my set' --seed 1 --resume"

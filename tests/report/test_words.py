@@ -9,7 +9,7 @@ from flashinfer_bench.data.measurement import ReportedTrace, read_reported
 from flashinfer_bench.report.blind import find_blind
 from flashinfer_bench.report.comparable import comparison_keys, find_difference
 from flashinfer_bench.report.decision import decide, join_halves, log_half_of
-from flashinfer_bench.report.timing import describe_bounds, describe_flag, describe_ways, read_timing
+from flashinfer_bench.report.timing import count_timing, describe_bounds, describe_flag, describe_ways
 from flashinfer_bench.report.verdict import first_reason, to_one_line
 from flashinfer_bench.timing.measurement import EVENTS_ASKED_FOR
 from tests.kit import make_evaluation, make_trace, make_workload
@@ -43,6 +43,10 @@ def test_the_reason_is_the_first_line_or_the_exception_of_a_traceback(log, reaso
 def timed(method="cupti", *, run=None, **record):
     extra = {"measurement": GPU | {"method": method} | record, **({"run": run} if run is not None else {})}
     return make_evaluation(extra=extra)
+
+
+def read_timing(evaluations):
+    return count_timing([read_reported(one) for one in evaluations if one.performance is not None])
 
 
 @pytest.mark.parametrize(
