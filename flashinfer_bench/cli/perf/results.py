@@ -40,7 +40,9 @@ FORMAT_VERSION: Final = 1
 CUPTI_DEPRECATED: Final = (
     "[WARNING] --use_cupti is deprecated and will be removed in a future release. CUPTI is now enabled by default."
 )
-CACHE_IGNORED: Final = "[WARNING] --autotune_cache has no effect: the sandbox of a backend hides the file."
+CACHE_IGNORED: Final = (
+    "[WARNING] --autotune_cache has no effect: a backend tunes in a process of its own, which keeps no file."
+)
 PDL_IGNORED: Final = "[WARNING] --enable_pdl provided but routine {} does not support PDL; flag is ignored."
 TORCH_RUNS: Final = f"[INFO] The backend torch needs neither a GPU nor FlashInfer: --backends {TORCH} runs here."
 OF_THE_SESSION: Final = "what holds for the whole session goes on the command line"
