@@ -4,7 +4,7 @@
               "problems": [JSON value]}
     response: a list with {"refused": reason}, or the answer of `inspect_problem`, for each problem
 
-A problem runs in a fork of the process, with fake tensors, which have shapes and no values. A problem that needs values
+A problem runs in a fork of the process, with fake tensors, which have shapes and no values. If that fails, the problem
 runs with real tensors. A fork is no sandbox, so the user has to trust the problems.
 """
 
@@ -23,13 +23,11 @@ from multiprocessing.connection import Connection
 from typing import Any, Final
 
 import torch
-from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 MOST_BYTES: Final = 16 << 30
 """Memory that one problem may allocate."""
 NUMBERS: Final[dict[type, str]] = {bool: "bool", int: "int64", float: "float64"}
-NEED_VALUES: Final = (DataDependentOutputException, DynamicOutputShapeException)
-"""Errors of code that reads values, which fake tensors do not have."""
 
 Inspect = Callable[[str, Any], dict[str, Any]]
 
@@ -74,7 +72,7 @@ def _send(sending: Connection, inspect: Inspect, block: str, problem: Any) -> No
                 found = inspect(block, problem)
         except Exception as error:
             found = {"refused": str(error) if isinstance(error, Unsupported) else f"{type(error).__name__}: {error}"}
-            if isinstance(error, NEED_VALUES):
+            if not isinstance(error, Unsupported):
                 continue
         break
     sending.send_bytes(json.dumps(found).encode())
