@@ -9,7 +9,7 @@ import math
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, cached_property, partial
+from functools import cached_property, partial
 from typing import Any, Final
 
 import torch
@@ -127,6 +127,7 @@ class JobContext:
     """Entries of evaluators and measurements for the trace."""
     baseline: Baseline | None = None
     """Inputs, expected outputs and the reference's time; None until they are made."""
+    _varied: list[VariedInput] | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         """Set its solution, and its name for messages: definition and workload."""
@@ -162,14 +163,12 @@ class JobContext:
         """
         secret = secrets.randbits(62) if seed is None else seed
 
-        @cache
-        def find(device: torch.device) -> list[VariedInput]:
-            return find_varied(self.request.definition, self.workload, device)
-
         def vary(trial: int, inputs: Sequence[Any]) -> Contents:
-            devices = (value.device for value in inputs if isinstance(value, torch.Tensor))
-            varied = find(next(devices, torch.device("cpu")))
-            return Contents(inputs, varied, secret + trial, secrets.randbelow(FIRST_CALLS))
+            if self._varied is None:  # once for reference and solution, since custom inputs may be slow
+                devices = (value.device for value in inputs if isinstance(value, torch.Tensor))
+                device = next(devices, torch.device("cpu"))
+                self._varied = find_varied(self.request.definition, self.workload, device)
+            return Contents(inputs, self._varied, secret + trial, secrets.randbelow(FIRST_CALLS))
 
         return vary
 

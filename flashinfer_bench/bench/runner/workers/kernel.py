@@ -327,8 +327,9 @@ class RemoteKernel:
         return measuring.run()
 
     def expect(self, input_sets: list[list[Any]]) -> None:
-        """Prepare the measurement on these inputs, while earlier calls run."""
-        self._measuring = Measuring(self, input_sets)
+        """Prepare the measurement on these inputs, while earlier calls run. Only stress cases are made ahead."""
+        if self.planned_stress():
+            self._measuring = Measuring(self, input_sets)
 
     def planned_stress(self) -> list[str]:
         """Return the stress cases that the job has if its calls and the reference are quick."""
