@@ -3,8 +3,7 @@
 the problem: {"files": {module: text}, "cases": [{argument: value}]}
 the answer: {"cases": [facts]}
 facts: {"form": {"inputs": {name: dtype}, "outputs": {name: dtype}, "orders", "homes": as in `block.py`},
-        "shapes": {name: shape, null for a number}, "others": digest of the other values,
-        "strided": [inputs that are parts of larger tensors]}
+        "shapes": {name: shape, null for a number}, "others": digest of the other values}
 """
 
 from __future__ import annotations
@@ -20,49 +19,44 @@ import torch
 from flashinfer_bench.data.problems.inspection import NUMBERS, Unsupported, describe, execute
 
 FUNCTIONS: Final = ("generate_input", "ref_kernel", "check_implementation")
-CPU: Final = torch.device("cpu")
 
 
 def inspect_problem(block: str, problem: dict[str, Any]) -> dict[str, Any]:
     """Draw the data of each case, and call the reference with it."""
-    module = execute("gpumode_block", block)
-    one, mode = module.GpuModeProblem(problem["files"]), module._Mode
-    reference = one.load("reference")
-    missing = [name for name in FUNCTIONS if not callable(getattr(reference, name, None))]
+    one = execute("gpumode_block", block).GpuModeProblem(problem["files"])
+    one.is_cpu = True
+    missing = [name for name in FUNCTIONS if not callable(getattr(one.load("reference"), name, None))]
     if missing:
         raise Unsupported(f"its reference has no {', '.join(missing)}")
-    return {"cases": [_inspect_case(one, mode, case) for case in problem["cases"]]}
+    return {"cases": [_inspect_case(one, case) for case in problem["cases"]]}
 
 
-def _inspect_case(one: Any, mode: Any, case: dict[str, Any]) -> dict[str, Any]:
+def _inspect_case(one: Any, case: dict[str, Any]) -> dict[str, Any]:
     filled = list[torch.Tensor]()
-    parts, structure = one.flatten(data := one.generate(case, mode(CPU, filled)), "data")
+    parts, structure = one.flatten(data := one.generate(case, filled), "data")
     if len(parts) < structure.num_leaves:
         raise Unsupported("several keys of its data make one name, as a-b and a_b do")
     inputs = {name: value for name, value in parts.items() if type(value) in NUMBERS or _is_tensor(value)}
     others = [_digest(name, value, case) for name, value in parts.items() if name not in inputs]
-    if not any(map(_is_tensor, inputs.values())):
+    memory = {name: _memory(value) for name, value in inputs.items() if _is_tensor(value)}
+    if not memory:
         raise Unsupported("its data has no tensor")
     # The filling is a tensor's first write. After a second write, the problem has set the values.
     unset = {_memory(tensor) for tensor in filled if tensor.is_inference() or tensor._version == 1}
-    with mode(CPU):
-        outputs, _ = one.flatten(one.load("reference").ref_kernel(data), "output")
-    values, homes, orders, strided = {**inputs, **outputs}, dict[str, str](), dict[str, list[int]](), list[str]()
+    outputs, _ = one.flatten(one.load("reference").ref_kernel(data), "output")
+    values, homes, orders = {**inputs, **outputs}, dict[str, str](), dict[str, list[int]]()
     described = {name: describe(name, value) for name, value in values.items()}
     for name, output in outputs.items():
-        alike = [at for at in inputs if described[at] == described[name] and _is_tensor(output)]
-        own = [at for at in alike if _memory(output) == _memory(inputs[at])]
-        free = [at for at in alike if _memory(inputs[at]) in unset and at not in homes.values()]
-        if chosen := [*own, *free]:
-            homes[name] = chosen[0]
+        if _is_tensor(output) and _memory(output) not in memory.values():
+            unset_alike = [at for at, own in memory.items() if own in unset and described[at] == described[name]]
+            if free := [at for at in unset_alike if at not in homes.values()]:
+                homes[name] = free[0]
     for name in values:
         value = values[homes.get(name, name)]
-        if _is_tensor(value) and not value.is_contiguous():
+        if _is_tensor(value):
             order = sorted(range(value.ndim), key=lambda at: (-value.stride(at), at))
-            if value.permute(order).is_contiguous():
+            if order != [*range(value.ndim)] and value.permute(order).is_contiguous():
                 orders[name] = order
-            elif name in inputs:
-                strided.append(name)
     shapes = {
         name: ([] if name in outputs else None)
         if shape is None
@@ -71,7 +65,7 @@ def _inspect_case(one: Any, mode: Any, case: dict[str, Any]) -> dict[str, Any]:
     }
     inputs, outputs = ({name: described[name][1] for name in side} for side in (inputs, outputs))
     form = {"inputs": inputs, "outputs": outputs, "orders": orders, "homes": homes}
-    return {"form": form, "shapes": shapes, "strided": strided, "others": f"{structure} {others}"}
+    return {"form": form, "shapes": shapes, "others": f"{structure} {others}"}
 
 
 class _StatePickler(pickle.Pickler):

@@ -56,7 +56,7 @@ class Task(DataModel):
     """The files of a run's folder."""
     lang: Literal["py"]
     """Other languages are refused."""
-    config: dict[str, str]
+    config: dict[str, Any]
     """`main`: the script of KernelBot's judge, which is not used."""
     description: str
     """The problem, for people."""
@@ -66,7 +66,7 @@ class Task(DataModel):
     """Arguments of cases that are timed."""
     ranking_by: Literal["last", "mean", "geom"] = "last"
     """The rule that computes the score."""
-    multi_gpu: Literal[False] = False
+    multi_gpu: bool = False
     """Problems for several GPUs are refused."""
     test_timeout: Any = None
     benchmark_timeout: Any = None
@@ -102,6 +102,8 @@ class GpuMode:
         task = parse_raw(Task, raw, Location(file), issues)
         if task is None:
             return None
+        if task.multi_gpu:
+            raise DataSetError("it is for several GPUs (multi_gpu)")
         self.tasks[file] = task
         cases = [{key: value for key, value in case.items() if key != SEED} for case in task.cases]
         return {"files": dict(_read_files(file, task)), "cases": cases}
@@ -111,17 +113,18 @@ class GpuMode:
         for name, where in found.definition_files.items():
             folder, task = where.parent, self.tasks.get(where)
             if task is not None and file.is_relative_to(folder):
-                own = [task.config.get("main", SUBMISSION), *(one.source for one in task.files)]
                 author = file.parent.name if file.parent != folder else "template"
-                if file.resolve() not in [(folder / one).resolve() for one in own]:
+                if file.resolve() not in [(folder / one.source).resolve() for one in task.files]:
                     yield name, f"{name}_{author}_{file.stem}", author
 
     def make(
-        self, file: Path, problem: Raw, facts: Raw, block: str, issues: list[LoadIssue]
+        self, file: Path, problem: Raw, facts: Raw, block: str, _issues: list[LoadIssue]
     ) -> Iterator[tuple[Raw, list[Raw]]]:
         """Yield a definition and its workloads for each form of a problem's data."""
         task = self.tasks[file]
         owner, stem = (make_name(one.name) for one in (file.absolute().parents[1], file.absolute().parent))
+        if [make_name(one.absolute().parent.name) for one in self.tasks].count(stem) > 1:
+            stem = f"{owner}_{stem}"
         texts, seeds = problem["files"], ", ".join(str(case.get(SEED)) for case in task.cases)
         tolerance, groups = read_tolerance(texts["reference"]), dict[str, list[tuple[int, Case, Raw]]]()
         for at, (case, one) in enumerate(zip(problem["cases"], facts["cases"], strict=True)):
@@ -175,9 +178,6 @@ class GpuMode:
                     for row, (at, _, _) in enumerate(members)
                 ],
             )
-        if strided := dict.fromkeys(name for one in facts["cases"] for name in one["strided"]):
-            text = f"{', '.join(strided)}: parts of larger tensors are made contiguous"
-            issues.append(Location(file).issue("warning", text))
 
 
 def read_tolerance(reference: str) -> Raw | None:
@@ -200,13 +200,11 @@ def _name_axes(name: str, shapes: list[Any], sizes: dict[str, list[int]], choice
         return None
     axes = list[str]()
     for at, values in enumerate(map(list, zip(*shapes, strict=True))):
-        alike = [axis for axis, known in sizes.items() if known == values and axis not in choices]
-        if len(set(values)) == 1 and len(alike) != 1:
-            alike = [str(values[0])]
-        elif not alike:
-            alike = [f"{name}_axis{at}"]
-            sizes[alike[0]] = values
-        axes.append(alike[0])
+        alike = (axis for axis, known in sizes.items() if known == values and axis not in choices)
+        varies = len(set(values)) > 1
+        axes.append(next(alike, f"{name}_axis{at}") if varies else str(values[0]))
+        if varies:
+            sizes[axes[-1]] = values
     return axes
 
 
