@@ -103,9 +103,15 @@ class Chance:
         """Return `count` random numbers below `below`; some may repeat."""
         return torch.randint(below, (count,), generator=self.many, device=self.device)
 
-    def uniform(self, like: torch.Tensor) -> torch.Tensor:
-        """Return random numbers from 0 to 1, in the shape of another tensor."""
-        return torch.rand(like.shape, generator=self.many, device=self.device)
+
+class Free(NamedTuple):
+    """An input that stress cases change."""
+
+    name: str
+    kind: Kind
+    axes: tuple[str, ...]
+    groups: int
+    """Number of groups of consecutive rows. An output has separate numbers for each group."""
 
 
 class Field(NamedTuple):
@@ -121,8 +127,7 @@ class Field(NamedTuple):
     """Shared by all inputs with the same last axis."""
     of_rows: Chance
     """Shared by all inputs with the same axes before the last."""
-    groups: int
-    """As in `Free`."""
+    free: Free
     part: int
     """Number of the part that `part_of` chooses."""
     not_finite: tuple[float, ...]
@@ -135,8 +140,8 @@ class Field(NamedTuple):
 
 
 Support = Callable[[Field], Any]
-"""Returns bools that are broadcast to a field's `rows`, or an index into `rows`. An index that begins with an ellipsis
-is an index into `values`. None if no element is chosen."""
+"""Returns an index into a field's `rows`; an index that begins with an ellipsis is an index into `values`. None if no
+element is chosen."""
 Transform = Callable[[torch.Tensor, Field], torch.Tensor]
 """Changes some elements of a field in place, and returns them."""
 
@@ -217,11 +222,11 @@ def loud_row(field: Field) -> Any:
     """Choose columns of one row in one of ROWS_PER_CHOSEN groups: FEW columns, or all if the dtype lacks large enough
     numbers."""
     rows, columns = field.rows.shape
-    per_group, size = rows // field.groups, loud_size(field)
+    per_group, size = rows // field.free.groups, loud_size(field)
     if per_group < 2 or size < OUTWEIGHS / 2 * per_group:
         return None
-    groups = math.ceil(field.groups / ROWS_PER_CHOSEN)
-    chosen = field.of_rows.positions(per_group, groups) + field.of_rows.order(field.groups)[:groups] * per_group
+    groups = math.ceil(field.free.groups / ROWS_PER_CHOSEN)
+    chosen = field.of_rows.positions(per_group, groups) + field.of_rows.order(field.free.groups)[:groups] * per_group
     is_enough = size * FEW >= OUTWEIGHS * per_group * columns
     return chosen[:, None], _spaced(min(FEW, columns) if is_enough else columns, columns, field.chance)
 
@@ -229,7 +234,7 @@ def loud_row(field: Field) -> Any:
 def loud_size(field: Field) -> float:
     """Return the magnitude that the chosen elements of a row need, so that the row outweighs all others in a sum."""
     rows, columns = field.rows.shape
-    wanted = OUTWEIGHS * (rows // field.groups) * max(1.0, columns / FEW)
+    wanted = OUTWEIGHS * (rows // field.free.groups) * max(1.0, columns / FEW)
     return min(wanted, torch.finfo(field.values.dtype).max / USUAL_REACH)
 
 
@@ -239,16 +244,16 @@ def most_of(axis: int) -> Support:
 
     def choose(field: Field) -> Any:
         count, chance = field.rows.shape[axis], (field.of_rows, field.of_columns)[axis]
-        return (chance.order(count) >= LOUD).unsqueeze(1 - axis) if count > LOUD else None
+        return (*[slice(None)] * axis, chance.order(count)[LOUD:]) if count > LOUD else None
 
     return choose
 
 
 def half_of_some_rows(field: Field) -> Any:
-    """Choose half of the elements in about one of eight rows, and in at least one row."""
-    is_chosen = field.chance.uniform(field.rows[:, :1]) < 1 / 8
-    is_chosen[field.chance.host.randrange(len(field.rows))] = True
-    return is_chosen & (field.chance.uniform(field.rows) < 0.5)
+    """Choose half of the columns in one of eight rows."""
+    rows, columns = field.rows.shape
+    chosen = field.chance.order(rows)[: math.ceil(rows / 8)]
+    return chosen[:, None], field.chance.order(columns)[: math.ceil(columns / 2)]
 
 
 def one_element(field: Field) -> Any:
@@ -265,7 +270,8 @@ def redraw(values: torch.Tensor, field: Field) -> torch.Tensor:
     host = field.chance.host
     if values.dtype is torch.bool:
         least = min(0.5, LEAST_BOOLS / field.values.shape[-1])
-        return values.copy_(field.chance.uniform(values) < min(max(host.choice(DENSITIES), least), 1 - least))
+        drawn = torch.rand(values.shape, generator=field.chance.many, device=values.device)
+        return values.copy_(drawn < min(max(host.choice(DENSITIES), least), 1 - least))
     bits, end = host.choice((1, 3, 4)), host.choice((0, 1, -1))
     if not end:
         return values.bitwise_right_shift_(bits)
@@ -378,16 +384,6 @@ GATES: Final = frozenset(name for name, case in STRESS_CASES.items() if "gates" 
 FOR_CONSTANTS_ALONE: Final = frozenset(name for name, case in STRESS_CASES.items() if {*case.calls} == {"constants"})
 """Cases only for outputs that are the same on all usual inputs. In these cases float outputs are not judged by norms,
 since float16 intermediates of a kernel would overflow."""
-
-
-class Free(NamedTuple):
-    """An input that stress cases change."""
-
-    name: str
-    kind: Kind
-    axes: tuple[str, ...]
-    groups: int
-    """Number of groups of consecutive rows. An output has separate numbers for each group."""
 
 
 def why_no_stress(definition: Definition) -> str | None:
@@ -528,15 +524,9 @@ class StressPlan:
             field = self._open(name, number, index, free, wide)
             usual = wide.clone() if free.kind == "bools" else wide
             for support, transform in STRESS_CASES[name].steps[: 1 if is_narrow else None]:
-                positions, transform = support(field), redraw if is_narrow else transform
-                if positions is None:
-                    continue
-                if isinstance(positions, torch.Tensor):
-                    torch.where(positions, transform(field.rows.clone(), field), field.rows, out=field.rows)
-                elif positions[0] is ...:
-                    transform(wide[positions], field)
-                else:
-                    field.rows[positions] = transform(field.rows[positions], field)
+                if (positions := support(field)) is not None:
+                    whole = wide if positions[0] is ... else field.rows
+                    whole[positions] = (redraw if is_narrow else transform)(whole[positions], field)
             if free.kind == "bools":
                 _keep_some(value, usual)
                 if self._source_checks.empty_rows and name in (SHIFTED_ROWS, CUBED) and len(field.rows) > 1:
@@ -560,7 +550,7 @@ class StressPlan:
         part = derive_seed(self._seed, "part", name, free.name) % 4 ^ (self._changed[name] - 1) % 4
         of_columns, of_rows = draw("positions", *free.axes[-1:]), draw("positions", *free.axes[:-1])
         rows = values.view(-1, values.shape[-1])
-        return Field(values, rows, draw(index), of_columns, of_rows, free.groups, part, self._source_checks.not_finite)
+        return Field(values, rows, draw(index), of_columns, of_rows, free, part, self._source_checks.not_finite)
 
 
 def _keep_some(values: torch.Tensor, usual: torch.Tensor) -> None:
