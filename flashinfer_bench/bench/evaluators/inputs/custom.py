@@ -13,7 +13,7 @@ import inspect
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any, Final
 
 import numpy as np
@@ -87,18 +87,17 @@ class CustomInputs:
         return [name for name in self.names if not is_same(first[name], second[name])], seconds
 
     def _by_name(self, made: Any) -> Mapping[str, Any]:
-        """Return the function's result by the names of the inputs."""
-        wanted = ", ".join(self.names)
+        """Return the function's result by the names of the inputs. Values in order are all inputs, or the custom
+        inputs."""
+        given = f"{', '.join(map(str, made))}" if isinstance(made, Mapping) else ""
         if not isinstance(made, Mapping):
             values = made if isinstance(made, (tuple, list)) else [made]
-            everything = list(self._definition.inputs)
-            orders = (everything, [name for name in everything if name in self.names])
-            names = next((names for names in orders if len(names) == len(values)), None)
-            if names is None:
-                raise self._fault(f"it gives {len(values)} values; {wanted} are wanted")
-            return dict(zip(names, values, strict=True))
+            every = len(values) == len(self._definition.inputs)
+            names = [name for name in self._definition.inputs if every or name in self.names]
+            given = f"{len(values)} values"
+            made = dict(zip(names, values, strict=True)) if len(names) == len(values) else {}
         if not made.keys() >= {*self.names}:
-            raise self._fault(f"it gives {', '.join(map(str, made))}; {wanted} are wanted")
+            raise self._fault(f"it gives {given}; {', '.join(self.names)} are wanted")
         return made
 
     def _fit(self, name: str, value: Any) -> Any:
@@ -149,20 +148,17 @@ def _find_function(definition: Definition) -> Callable[..., Any]:
 
 
 def _bind(function: Callable[..., Any], values: Mapping[str, Any], device: torch.device) -> Callable[[], Any]:
-    """Return a function with its arguments bound: by name if its parameters are axes and numbers, else as one dict."""
-    signature = inspect.signature(function)
-    names, known = signature.parameters, {**values, DEVICE: device}
-    takes_any = any(one.kind is one.VAR_KEYWORD for one in names.values())
-    by_name = known if takes_any else {name: known[name] for name in names if name in known}
-    own = {DEVICE: device} if DEVICE in names else {}
-    bindings = [functools.partial(function, dict(values), *more, **own) for more in ([device], [])]
-    if by_name or not names:
-        bindings.insert(0, functools.partial(function, **by_name))
-    for binding in bindings:
-        with suppress(TypeError):
-            signature.bind(*binding.args, **binding.keywords)
-            return binding
-    return bindings[0]
+    """Return a function with its arguments bound: by name if any parameter is an axis or a number, else as one dict."""
+    parameters = inspect.signature(function).parameters
+    kinds = {one.kind for one in parameters.values()}
+    known = {**values, DEVICE: device}
+    by_name = {
+        name: known[name] for name in (known if inspect.Parameter.VAR_KEYWORD in kinds else parameters) if name in known
+    }
+    if by_name.keys() - {DEVICE} or parameters.keys() <= {DEVICE}:
+        return functools.partial(function, **by_name)
+    takes_two = len(parameters) > 1 or inspect.Parameter.VAR_POSITIONAL in kinds
+    return functools.partial(function, dict(values), *[device] * (takes_two and not by_name), **by_name)
 
 
 @contextmanager

@@ -281,9 +281,7 @@ def _is_integer(value: Any) -> TypeGuard[torch.Tensor]:
     return isinstance(value, torch.Tensor) and not value.is_floating_point() and value.element_size() > 1
 
 
-def find_plain_values(
-    definition: Definition, axes: Mapping[str, int], given: Mapping[str, Any], *, has_integers: bool = True
-) -> dict[str, Any]:
+def find_plain_values(definition: Definition, axes: Mapping[str, int], given: Mapping[str, Any]) -> dict[str, Any]:
     """Return all inputs as trial runs get them: numbers, tensors with values on the CPU, or tensors without values on
     "meta".
 
@@ -291,7 +289,6 @@ def find_plain_values(
         definition: names the inputs.
         axes: the size of every axis.
         given: inputs that are the same for each seed, by name. Other inputs get usual values.
-        has_integers: whether tensors of integers get values.
     """
     values = dict[str, Any]()
     for (name, spec), shape in zip(definition.inputs.items(), definition.get_input_shapes(axes), strict=True):
@@ -302,7 +299,7 @@ def find_plain_values(
             values[name] = one
         elif shape is None:
             values[name] = axes.get(name, 1)
-        elif not has_integers or dtype.kind == "float" or dtype.bits == 8 or math.prod(shape) > MOST_ELEMENTS:
+        elif dtype.kind == "float" or dtype.bits == 8 or math.prod(shape) > MOST_ELEMENTS:
             values[name] = torch.empty(storage_shape(shape, spec.dtype), dtype=torch_dtype(spec.dtype), device="meta")
         else:
             plain = ValueSpec(name, definition, shape, axes, values, is_plain=True)

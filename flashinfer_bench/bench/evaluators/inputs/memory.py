@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterable
 from functools import cache
@@ -73,11 +74,8 @@ def free_bytes(device: torch.device) -> int:
     """Return the memory that can be allocated on the device now."""
     if device.type == "cuda":
         return query_free_bytes(device) + cached_bytes(device)
-    meminfo = Path("/proc/meminfo")
-    if meminfo.exists():
-        fields = dict(line.split(":", 1) for line in meminfo.read_text().splitlines() if ":" in line)
-        return min(int(fields["MemAvailable"].split()[0]) * 1024, usable_memory())
-    return total_bytes(device) // 2
+    available = re.findall(r"MemAvailable: +(\d+) kB", Path("/proc/meminfo").read_text())
+    return min([usable_memory(), *(int(kilobytes) * 1024 for kilobytes in available)])
 
 
 def bytes_of(values: Iterable[Any]) -> int:

@@ -18,7 +18,7 @@ from flashinfer_bench.bench.evaluators.inputs.distributions import ValueSpec
 from flashinfer_bench.bench.evaluators.inputs.generate import bind_axes
 from flashinfer_bench.bench.evaluators.inputs.integers import find_plain_values
 from flashinfer_bench.bench.evaluators.inputs.rules import find_varied_input
-from flashinfer_bench.bench.evaluators.inputs.stand_ins import DONE, Traced, Watch, read_operation, run
+from flashinfer_bench.bench.evaluators.inputs.stand_ins import DONE, Traced, Watch, name_of, run
 from flashinfer_bench.bench.evaluators.reference import Reference
 from flashinfer_bench.data import Definition, RandomInput, ScalarInput, Workload
 from flashinfer_bench.data.dtypes import DTYPES
@@ -53,7 +53,7 @@ class _Follower(Watch):  # type: ignore[no-untyped-call] # torch has no types fo
         sides: list[frozenset[str]] = [value.note.inputs for value in tensors if value.note is not None]
         if not isinstance(result, Traced) or len(sides) < len(tensors) or not sides or not result.is_floating_point():
             return
-        name, sizes = read_operation(func).name, [value.numel() for value in (*tensors, result)]
+        name, sizes = name_of(func), [value.numel() for value in (*tensors, result)]
         numbers = [value for value in given.values() if not isinstance(value, torch.Tensor)]
         are_factors = all(isinstance(one, bool | int | float) and one and math.isfinite(one) for one in numbers)
         inputs = frozenset[str]().union(*sides)
@@ -89,16 +89,15 @@ def find_read_whole(definition: Definition, workload: Workload) -> dict[str, flo
             if is_random and find_varied_input(ValueSpec(name, definition, shape, axes)).deviation is not None:
                 normal[name] = math.prod(shape) * DTYPES[spec.dtype].bits / 8
         follower = _Follower(torch.device("cpu"), truth=True)
-        values = find_plain_values(definition, axes, given, has_integers=False)
+        values = find_plain_values(definition, axes, given)
         for name in normal:
             values[name] = Traced.make(values[name], {name}, follower)
             values[name].note = _Whole(frozenset([name]))
         returned = run(Reference.compile(definition), values, follower)
         if follower.end != DONE or not follower.is_open:
             return {}
-        outputs = returned.values() if isinstance(returned, Mapping) else returned
-        outputs = outputs if isinstance(outputs, (list, tuple)) or isinstance(returned, Mapping) else [outputs]
-        notes = [getattr(output, "note", None) for output in outputs]
+        outputs = [*returned.values()] if isinstance(returned, Mapping) else returned
+        notes = [getattr(one, "note", None) for one in (outputs if isinstance(outputs, list | tuple) else [outputs])]
         read = {name for note in notes if note is not None and note.is_computed for name in note.inputs}
         return {name: normal[name] for name in sorted(read)}
     return {}

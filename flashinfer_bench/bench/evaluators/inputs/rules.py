@@ -123,7 +123,8 @@ def make_number(value_spec: ValueSpec) -> bool | int | float:
     """Make a random input that is a single Python number."""
     if value_spec.name in value_spec.axes:
         return value_spec.axes[value_spec.name]
-    number: bool | int | float = find_rule(NUMBER_RULES, value_spec).make(value_spec)
+    made = find_rule(NUMBER_RULES, value_spec).make(value_spec)
+    number: bool | int | float = made.item() if isinstance(made, torch.Tensor) else made
     return number
 
 
@@ -203,13 +204,6 @@ def _between(low: float, high: float) -> Make:
     return partial(uniform, low=low, high=high)
 
 
-def _number(low: float, high: float) -> Callable[[ValueSpec], float]:
-    """Make one random number, uniform in (low, high]."""
-    return lambda value_spec: (
-        high - (high - low) * torch.rand((), dtype=torch.float64, generator=value_spec.generator()).item()
-    )
-
-
 TENSOR_RULES: Final[tuple[Rule, ...]] = (
     *integers.INTEGER_RULES,
     # op types whose inputs must fit each other
@@ -243,12 +237,12 @@ NUMBER_RULES: Final[tuple[Rule, ...]] = (
     # `make_number` uses these rules only if no axis has the input's name; else the number is the size of that axis.
     Rule(ANY, "float", r"(sm_|softmax_|attn_|attention_)?scal(e|ing)", _softmax_scale, "1 / sqrt(head dimension)"),
     Rule(ANY, "float", r".*(eps|epsilon)", lambda _: 1e-6, "1e-6"),
-    Rule(ANY, "float", r"top_?p", _number(0.1, 1.0), "0.1 to 1"),
-    Rule(ANY, "float", r"min_?p", _number(0.01, 0.2), "0.01 to 0.2"),
+    Rule(ANY, "float", r"top_?p", _between(0.1, 1.0), "0.1 to 1"),
+    Rule(ANY, "float", r"min_?p", _between(0.01, 0.2), "0.01 to 0.2"),
     Rule(ANY, "float", r".*theta", lambda _: 10_000.0, "10000"),
     Rule(ANY, "float", r".*soft_?cap", lambda _: 30.0, "30"),
-    Rule(ANY, "float", ANY, _number(0.5, 1.5), "0.5 to 1.5"),
-    Rule(ANY, "int uint", r"top_?k", lambda value_spec: int(integers.top_k(value_spec)), "1 to the vocabulary"),
+    Rule(ANY, "float", ANY, _between(0.5, 1.5), "0.5 to 1.5"),
+    Rule(ANY, "int uint", r"top_?k", integers.top_k, "1 to the vocabulary"),
     Rule(ANY, "int uint", r".*offset", lambda _: 0, "0"),
     Rule(ANY, "int uint", ANY, lambda _: 1, "1"),
     Rule(ANY, "bool", r".*causal", lambda _: True, "true"),

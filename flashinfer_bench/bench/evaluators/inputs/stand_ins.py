@@ -16,7 +16,6 @@ import io
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
 from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
@@ -118,41 +117,14 @@ class Traced(torch.Tensor):
         """Return the values as Python numbers."""
         return self.read().tolist()
 
-    def numpy(self, *, force: bool = False) -> Any:
-        """Return the values as an array."""
-        return self.read().numpy(force=force)
-
-    def __array__(self, dtype: Any = None) -> Any:
-        return self.read().numpy()
-
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"tensor({list(self.shape)})"
 
 
-class Operation(NamedTuple):
-    """The schema of an operation of torch."""
-
-    name: str
-    arguments: list[str]
-    returns: int
-    written: str
-    """The argument that the operation writes to; "" if it writes to no argument."""
-    is_view: bool
-    tags: frozenset[str]
-
-
-@cache
-def read_operation(func: Any) -> Operation:
-    """Return the schema of an operation."""
-    schema = func._schema
-    return Operation(
-        schema.name.removeprefix("aten::"),
-        [one.name for one in schema.arguments],
-        len(schema.returns),
-        next((one.name for one in schema.arguments if one.alias_info and one.alias_info.is_write), ""),
-        func.is_view,
-        frozenset(tag.name for tag in func.tags),
-    )
+def name_of(func: Any) -> str:
+    """Return the name of an operation of torch."""
+    name: str = func._schema.name
+    return name.removeprefix("aten::")
 
 
 class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has no types for it
@@ -183,8 +155,8 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has no 
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.count += 1
-        operation = read_operation(func)
-        if self.count > MOST_OPERATIONS or "inplace_view" in operation.tags:
+        name, arguments = name_of(func), func._schema.arguments
+        if self.count > MOST_OPERATIONS or torch.Tag.inplace_view in func.tags:
             raise _Stop
         tensors: list[Traced] = []
 
@@ -192,30 +164,30 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has no 
             tensors.append(value if isinstance(value, Traced) else Traced.make(take_values(value), set(), self))
             return tensors[-1]
 
-        named = {**dict(zip(operation.arguments, args, strict=False)), **(kwargs or {})}
-        given = {name: _map(enter, value) for name, value in named.items()}
-        if operation.name == "_local_scalar_dense":
+        named = {**dict(zip([one.name for one in arguments], args, strict=False)), **(kwargs or {})}
+        given = {key: _map(enter, value) for key, value in named.items()}
+        if name == "_local_scalar_dense":
             return tensors[0].read().item()
         sources = set[str]().union(*[tensor.sources for tensor in tensors])
         if sources:
-            self._note(operation.name, given, sources)
-        self._check_indices(operation.name, given, tensors)
+            self._note(name, given, sources)
+        self._check_indices(name, given, tensors)
         is_known = not any(tensor.content.is_meta for tensor in tensors)
-        if operation.written:
-            written: Traced = given[operation.written]
-            written.sources |= sources
+        written: list[Traced] = [given[one.name] for one in arguments if one.alias_info and one.alias_info.is_write]
+        if written:
+            written[0].sources |= sources
             self.is_open = False
             if is_known:  # else the tensor keeps its old values
                 _execute(func, given)
-            return written
-        results = None if operation.is_view else _find_shapes(operation, given, tensors)
-        is_fixed = is_known and "nondeterministic_seeded" not in operation.tags
+            return written[0]
+        results = None if func.is_view else _find_shapes(func, given, tensors)
+        is_fixed = is_known and torch.Tag.nondeterministic_seeded not in func.tags
         if results is None or (is_fixed and all(map(_is_small, results))):
             made = _execute(func, given)
         else:
             made = [torch.empty(shape, dtype=dtype, device="meta") for shape, dtype in results]
             made = made[0] if len(made) == 1 else made
-        shared = tensors[0].sources if operation.is_view and tensors else sources
+        shared = tensors[0].sources if func.is_view and tensors else sources
         made = _map(lambda one: Traced.make(one, shared, self), made)
         self.conclude(func, given, made)
         return made
@@ -305,13 +277,11 @@ def _is_small(result: tuple[Sequence[int], torch.dtype]) -> bool:
     return math.prod(result[0]) <= (MOST_FLOATS if result[1].is_floating_point else MOST_ELEMENTS)
 
 
-def _find_shapes(
-    operation: Operation, given: Mapping[str, Any], tensors: list[Traced]
-) -> list[tuple[Sequence[int], torch.dtype]]:
+def _find_shapes(func: Any, given: Mapping[str, Any], tensors: list[Traced]) -> list[tuple[Sequence[int], torch.dtype]]:
     """Return shapes and dtypes of an operation's results. Results of an unknown operation get the shape and dtype of
     its first tensor. torch's own way to find shapes would import its compiler, which takes seconds.
     """
-    name, count, dim = operation.name, operation.returns, given.get("dim", -1)
+    name, count, dim = name_of(func), len(func._schema.returns), given.get("dim", -1)
     if not tensors:
         size = given.get("size", [])
         if name == "arange":
@@ -320,7 +290,7 @@ def _find_shapes(
     first, *rest = tensors
     shape, dtype = list(first.shape), given.get("dtype") or first.dtype
     others = [list(tensor.shape) for tensor in rest]
-    if "pointwise" in operation.tags:
+    if torch.Tag.pointwise in func.tags:
         shape = list(np.broadcast_shapes(shape, *others))
         for tensor in rest:
             dtype = torch.promote_types(dtype, tensor.dtype) if tensor.ndim or not first.ndim else dtype
@@ -328,7 +298,7 @@ def _find_shapes(
             dtype = torch.get_default_dtype()
         if name == "where":
             dtype = tensors[-1].dtype
-    elif "keepdim" in operation.arguments:
+    elif any(one.name == "keepdim" for one in func._schema.arguments):
         axes = range(len(shape)) if given.get("dim") in (None, []) else dim if isinstance(dim, list) else [dim]
         dims = {one % max(len(shape), 1) for one in axes}
         shape = [1 if at in dims else size for at, size in enumerate(shape) if at not in dims or given.get("keepdim")]
