@@ -89,16 +89,17 @@ class CustomInputs:
     def _by_name(self, made: Any) -> Mapping[str, Any]:
         """Return the function's result by the names of the inputs. Values in order are all inputs, or the custom
         inputs."""
-        given = f"{', '.join(map(str, made))}" if isinstance(made, Mapping) else ""
-        if not isinstance(made, Mapping):
+        if isinstance(made, Mapping):
+            named, given = made, ", ".join(map(str, made))
+        else:
             values = made if isinstance(made, (tuple, list)) else [made]
             every = len(values) == len(self._definition.inputs)
             names = [name for name in self._definition.inputs if every or name in self.names]
-            given = f"{len(values)} values"
-            made = dict(zip(names, values, strict=True)) if len(names) == len(values) else {}
-        if not made.keys() >= {*self.names}:
+            named, given = dict(zip(names, values, strict=False)), f"{len(values)} values"
+            named = named if len(names) == len(values) else {}
+        if not named.keys() >= {*self.names}:
             raise self._fault(f"it gives {given}; {', '.join(self.names)} are wanted")
-        return made
+        return named
 
     def _fit(self, name: str, value: Any) -> Any:
         """Return one value in the definition's form: a tensor of its shape and dtype, or a number."""

@@ -23,8 +23,8 @@ from flashinfer_bench.bench.evaluators.inputs.stand_ins import DONE, STOPPED, Wa
 from flashinfer_bench.bench.evaluators.reference import Reference
 from flashinfer_bench.data import Definition
 
-BEYOND: Final = (2, 8, 32)
-"""These multiples of the largest indexed size are tried as bounds of the values."""
+BEYOND: Final = 32
+"""Values up to this multiple of the largest indexed size are tried."""
 FEW: Final = 8
 """If fewer values than this are valid, a second search allows negative indices."""
 WRAPPED: Final = 2
@@ -90,30 +90,19 @@ class IntegerProbe:
             return self._fits(self._run(name, value, value), least) and self._holds(name, value, value)
 
         widest = max((seen.size for seen in self._run(name, 1, 1).seen), default=0)
-        top = max(usual, widest * BEYOND[-1])
-        first = next((one for one in (0, *(1 << bit for bit in range(top.bit_length()))) if is_valid(one)), None)
+        most = min(max(usual, widest * BEYOND + 1), largest)
+        first = next((one for one in (0, *(1 << bit for bit in range(most.bit_length()))) if is_valid(one)), None)
         if first is None:
             return range(1)
         start = bisect_left(range(first), True, first // 2 + 1, key=is_valid) if first else 0
-        known = self._run(name, first, first).seen
-        ends = {
-            usual - 1,
-            *(seen.size + by for seen in known for by in (-1, 0, 1)),
-            *(widest * by + 1 for by in BEYOND),
-        }
-        low = max(usual - 1, first) if is_valid(usual - 1) else first
-        for end in sorted({min(end, largest) for end in ends if end > low}):
-            if not is_valid(end):
-                break
-            low = end
-        else:
-            moved = [seen.size for seen in self._run(name, low, low).seen if seen not in known]
-            return range(start, max(min(WRAPPED * min(moved, default=0), low + 1), usual, start + 1))
-        step = 1  # the step doubles, so that small steps come before values that overflow an integer
-        while low + step < end and is_valid(low + step):
-            low, step = low + step, 2 * step
-        beyond = range(low + 1, min(low + step, end))
-        return range(start, low + 1 + bisect_left(beyond, True, key=lambda value: not is_valid(value)))
+        known, low, step = self._run(name, first, first).seen, first, 1
+        while low < most and is_valid(min(low + step, most)):
+            low, step = min(low + step, most), 2 * step  # small steps come before values that overflow an integer
+        if low < most:
+            beyond = range(low + 1, min(low + step, most))
+            return range(start, low + 1 + bisect_left(beyond, True, key=lambda value: not is_valid(value)))
+        moved = [seen.size for seen in self._run(name, low, low).seen if seen not in known]
+        return range(start, max(min(WRAPPED * min(moved, default=0), low + 1), usual, start + 1))
 
     def _find_padding(self, name: str, valid: range, least: int) -> int | None:
         """Return the negative number that the reference tests for and accepts; None if there is none."""
