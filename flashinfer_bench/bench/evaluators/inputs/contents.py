@@ -29,12 +29,11 @@ import torch
 
 from flashinfer_bench.bench.evaluators.compare.packed import is_packed, unpack
 from flashinfer_bench.bench.evaluators.inputs.custom import SLOW_S, CustomInputs, is_same, list_custom
-from flashinfer_bench.bench.evaluators.inputs.distributions import ValueSpec
-from flashinfer_bench.bench.evaluators.inputs.generate import bind_axes
-from flashinfer_bench.bench.evaluators.inputs.rules import VariedInput, find_varied_input
+from flashinfer_bench.bench.evaluators.inputs.generate import bind_axes, find_varied_inputs
+from flashinfer_bench.bench.evaluators.inputs.rules import VariedInput
 from flashinfer_bench.bench.evaluators.inputs.seeds import derive_seed
 from flashinfer_bench.bench.evaluators.inputs.writer import MULTIPLIED, NEGATED, Unsigned, Writer, open_writer
-from flashinfer_bench.data import Definition, RandomInput, Workload
+from flashinfer_bench.data import Definition, Workload
 
 LARGEST_SHARE_FACTOR: Final = 2.0
 """Largest factor by which an element is multiplied, in rows that keep their sum or norm. The smallest is its inverse.
@@ -71,23 +70,15 @@ def find_varied(definition: Definition, workload: Workload, device: torch.device
     Raises:
         WorkloadFault: an axis of the workload has no size.
     """
-    axes, shapes = bind_axes(definition, workload)
-    result: dict[str, VariedInput] = {}
-    for name, shape in shapes.items():
-        if shape is None:
-            result[name] = VariedInput(name, "fixed")
-        else:
-            value_spec = ValueSpec(name, definition, shape, axes, device=device)
-            is_random = isinstance(workload.inputs.get(name), RandomInput | None)
-            result[name] = find_varied_input(value_spec, is_random=is_random)
+    result = find_varied_inputs(definition, workload, device)
     if list_custom(workload):
-        custom = CustomInputs(definition, workload, axes, shapes, device)
+        custom = CustomInputs(definition, workload, *bind_axes(definition, workload), device)
         differing, seconds = custom.compare_draws()
         has_structure = any(result[name].mode == "fixed" for name in differing)
         is_redrawn = seconds <= SLOW_S and (custom.must_agree or not has_structure)
         for name in custom.names if differing else ():
             if name not in differing or (custom.must_agree and not is_redrawn):
-                result[name] = VariedInput(name, "fixed")
+                result[name] = VariedInput(name)
             elif is_redrawn:
                 draw = partial(lambda name, seed: custom.draw(seed)[name], name)
                 result[name] = VariedInput(name, "redrawn", draw)
@@ -164,8 +155,8 @@ class Contents:
             writer.vary_rows(value, into, rows, moves, keys | is_negated, choose_columns(value))
         else:
             writer.move_rows(value, into, rows, moves)
-            if (bits := self._perturbations.get(index)) is not None:
-                writer.flip_rows(into, rows, keys, bits)
+            if index in self._perturbations:
+                writer.flip_rows(into, rows, keys, self._perturbations[index])
 
     def _redraw(self, index: int, key: int) -> torch.Tensor:
         value: torch.Tensor = self.base[index]
@@ -185,8 +176,7 @@ class Contents:
 
     @cached_property
     def _perturbations(self) -> dict[int, torch.Tensor]:
-        found = {at: find_perturbation(self.base[at]) for at, one in enumerate(self._varied) if one.is_perturbed}
-        return {at: bits for at, bits in found.items() if bits is not None}
+        return {at: find_perturbation(self.base[at]) for at, one in enumerate(self._varied) if one.is_perturbed}
 
 
 class DealtContents:
@@ -300,8 +290,8 @@ def choose_columns(value: torch.Tensor) -> int:
     return math.ceil(count / math.ceil(count / most))
 
 
-def find_perturbation(value: torch.Tensor) -> torch.Tensor | None:
-    """Return for each byte value the bits that may be flipped together; None if no bit of the tensor may be flipped.
+def find_perturbation(value: torch.Tensor) -> torch.Tensor:
+    """Return for each byte value the bits that may be flipped together.
 
     A byte may change only to a byte that also occurs in the tensor. The new byte differs in the sign, the lowest bit,
     or both; in int8 only in the sign. Zeros, infinities and NaN stay, and no byte becomes one of them. So labels do not
@@ -326,5 +316,5 @@ def find_perturbation(value: torch.Tensor) -> torch.Tensor | None:
     bits = torch.zeros_like(codes)
     for flip in flips:
         bits = torch.where((bits == 0) & may_be & may_be[(codes ^ flip).int()], flip, bits)
-    sizes = numbers[bits != 0].abs()
-    return bits.to(value.device) if sizes.numel() and sizes.amax() >= (LEAST_REACH if is_int else 0) else None
+    are_numbers = not is_int or bool((numbers[bits != 0].abs() >= LEAST_REACH).any())
+    return (bits * are_numbers).to(value.device)

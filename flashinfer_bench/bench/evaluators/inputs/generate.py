@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -23,13 +23,15 @@ from flashinfer_bench.bench.evaluators.inputs.constraints import check_constrain
 from flashinfer_bench.bench.evaluators.inputs.custom import CustomInputs, list_custom
 from flashinfer_bench.bench.evaluators.inputs.distributions import ValueSpec
 from flashinfer_bench.bench.evaluators.inputs.memory import total_bytes
-from flashinfer_bench.bench.evaluators.inputs.rules import make_number, make_tensor
+from flashinfer_bench.bench.evaluators.inputs.rules import VariedInput, find_varied_input, make_number, make_tensor
 from flashinfer_bench.bench.evaluators.inputs.seeds import derive_seed
 from flashinfer_bench.data import Definition, RandomInput, SafetensorsInput, ScalarInput, TensorSpec, Workload
 from flashinfer_bench.data.dtypes import DTYPES, torch_dtype, why_not_held
 from flashinfer_bench.data.store.blobs import locate_blob
 from flashinfer_bench.data.workload import CustomInput
 from flashinfer_bench.errors import WorkloadFault
+
+_CPU: Final = torch.device("cpu")
 
 
 @dataclass(frozen=True)
@@ -62,24 +64,23 @@ class InputMaker:
             if needed > total_bytes(device):
                 needs, has = f"{needed // 10**6 / 1e3:.1f} GB", f"{total_bytes(device) / 1e9:.1f} GB"
                 raise WorkloadFault(f"the {what} take {needs}, {device.type} has {has}; use a device with more memory")
-        made: dict[str, Any] = {}
-        if list_custom(self.workload):
-            made.update(CustomInputs(definition, self.workload, axes, shapes, device).draw(derive_seed(seed, "custom")))
+        given: dict[str, Any] = {}
         for name, spec in definition.inputs.items():
             match self.workload.inputs.get(name):
                 case ScalarInput(value=value):
-                    made[name] = _make_scalar(name, spec, value, device=device)
+                    given[name] = _make_scalar(name, spec, value, device=device)
                 case SafetensorsInput() as source:
-                    made[name] = self._read(name, source, shapes[name])
+                    given[name] = self._read(name, source, shapes[name])
                 case None if spec.optional:
-                    made[name] = None
+                    given[name] = None
                 case None | RandomInput() | CustomInput():
                     pass
                 case source:
                     what = f"input {name!r} of workload {self.workload.uuid} is of type {source.type!r}"
                     raise WorkloadFault(f"{what}, which cannot be made here; store it in a safetensors file")
-        fixed = (ScalarInput, SafetensorsInput, type(None))
-        given = {name: one for name, one in made.items() if isinstance(self.workload.inputs.get(name), fixed)}
+        made = {**given}
+        if list_custom(self.workload):
+            made |= CustomInputs(definition, self.workload, axes, shapes, device).draw(derive_seed(seed, "custom"))
         # Numbers first, since the valid values of integers can depend on them.
         for name, shape in sorted(shapes.items(), key=lambda item: item[1] is not None):
             if name not in made:
@@ -158,6 +159,23 @@ def read_stored(file: Path, key: str, spec: TensorSpec, shape: tuple[int, ...] |
     if stored.dtype != dtype:
         raise WorkloadFault(f"{where}: dtype {stored.dtype}, the definition says {dtype}")
     return stored
+
+
+def find_varied_inputs(
+    definition: Definition, workload: Workload, device: torch.device = _CPU
+) -> dict[str, VariedInput]:
+    """Return how each input of a workload differs from call to call, by name, as the rules say.
+
+    Raises:
+        WorkloadFault: an axis of the workload has no size.
+    """
+    axes, shapes = bind_axes(definition, workload)
+    varied = {}
+    for name, shape in shapes.items():
+        value_spec = ValueSpec(name, definition, shape or (), axes, device=device)
+        is_random = isinstance(workload.inputs.get(name), RandomInput | None)
+        varied[name] = find_varied_input(value_spec, is_random=is_random) if shape is not None else VariedInput(name)
+    return varied
 
 
 def count_bytes(specs: Iterable[TensorSpec], shapes: Iterable[Sequence[int] | None]) -> int:

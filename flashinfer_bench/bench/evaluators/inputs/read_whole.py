@@ -14,13 +14,11 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
-from flashinfer_bench.bench.evaluators.inputs.distributions import ValueSpec
-from flashinfer_bench.bench.evaluators.inputs.generate import bind_axes
+from flashinfer_bench.bench.evaluators.inputs.generate import bind_axes, find_varied_inputs
 from flashinfer_bench.bench.evaluators.inputs.integers import find_plain_values
-from flashinfer_bench.bench.evaluators.inputs.rules import find_varied_input
 from flashinfer_bench.bench.evaluators.inputs.stand_ins import DONE, Traced, Watch, name_of, run
 from flashinfer_bench.bench.evaluators.reference import Reference
-from flashinfer_bench.data import Definition, RandomInput, ScalarInput, Workload
+from flashinfer_bench.data import Definition, ScalarInput, Workload
 from flashinfer_bench.data.dtypes import DTYPES
 from flashinfer_bench.errors import WorkloadFault
 
@@ -80,13 +78,13 @@ def find_read_whole(definition: Definition, workload: Workload) -> dict[str, flo
         axes, shapes = bind_axes(definition, workload)
         given = dict[str, Any]()
         normal = dict[str, float]()
-        for name, spec in definition.inputs.items():
+        for (name, spec), varied in zip(
+            definition.inputs.items(), find_varied_inputs(definition, workload).values(), strict=True
+        ):
             source, shape = workload.inputs.get(name), shapes[name]
             if shape is None or (source is None and spec.optional):
                 given[name] = source.value if isinstance(source, ScalarInput) else None
-                continue
-            is_random = isinstance(source, RandomInput | None)
-            if is_random and find_varied_input(ValueSpec(name, definition, shape, axes)).deviation is not None:
+            elif varied.deviation is not None:
                 normal[name] = math.prod(shape) * DTYPES[spec.dtype].bits / 8
         follower = _Follower(torch.device("cpu"), truth=True)
         values = find_plain_values(definition, axes, given)

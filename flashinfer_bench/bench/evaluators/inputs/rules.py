@@ -68,7 +68,7 @@ class VariedInput:
     """How an input differs from call to call."""
 
     name: str
-    mode: Mode
+    mode: Mode = "fixed"
     remake: Callable[[int], torch.Tensor] | None = None
     """Makes a "redrawn" input from a seed; None if it is stored."""
     deviation: float | None = None

@@ -24,12 +24,11 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
-from flashinfer_bench.bench.evaluators.inputs.distributions import ValueSpec
-from flashinfer_bench.bench.evaluators.inputs.generate import bind_axes, count_bytes
-from flashinfer_bench.bench.evaluators.inputs.rules import Kind, find_varied_input
+from flashinfer_bench.bench.evaluators.inputs.generate import count_bytes, find_varied_inputs
+from flashinfer_bench.bench.evaluators.inputs.rules import Kind, VariedInput
 from flashinfer_bench.bench.evaluators.inputs.seeds import derive_seed
 from flashinfer_bench.bench.evaluators.inputs.source_checks import find_source_checks
-from flashinfer_bench.data import Definition, RandomInput, Workload
+from flashinfer_bench.data import Definition, Workload
 from flashinfer_bench.data.dtypes import DTYPES
 
 FEW: Final = 8
@@ -398,13 +397,11 @@ def _float_outputs(definition: Definition) -> dict[str, tuple[str, ...]]:
     return {name: tuple(spec.shape or ()) for name, spec in specs if DTYPES[spec.dtype].kind == "float"}
 
 
-def _find_free(value_spec: ValueSpec) -> Free | None:
-    """Return how a random input is changed. None if it is not changed: a rule or its name fixes its range, or it is too
-    large."""
-    name, definition, shape = value_spec.name, value_spec.definition, value_spec.shape
-    count = math.prod(shape)
-    kind = find_varied_input(value_spec).kind
-    is_large = value_spec.dtype.bits == 8 and count > MANY_ELEMENTS
+def _find_free(definition: Definition, varied: VariedInput, shape: Sequence[int]) -> Free | None:
+    """Return how an input is changed. None if it is not changed: it is not random, a rule or its name fixes its range,
+    or it is too large."""
+    name, kind, count = varied.name, varied.kind, math.prod(shape)
+    is_large = kind != "float" and count > MANY_ELEMENTS
     if kind is None or is_large or RATES.fullmatch(name.lower()) or not shape or not count:
         return None
     axes = tuple(definition.inputs[name].shape or ())
@@ -458,13 +455,9 @@ class StressPlan:
         self._source_checks = find_source_checks(definition.reference or "")
         self._changed: Counter[str] = Counter()
         """Case → number of calls whose inputs were changed so far."""
-        axes, shapes = bind_axes(definition, workload)
-        self.free = [
-            _find_free(ValueSpec(name, definition, shape, axes))
-            if shape and isinstance(workload.inputs.get(name), RandomInput | None)
-            else None
-            for name, shape in shapes.items()
-        ]
+        shapes = definition.get_input_shapes(workload.axes)
+        varied = find_varied_inputs(definition, workload).values()
+        self.free = [_find_free(definition, one, shape or ()) for one, shape in zip(varied, shapes, strict=True)]
         """How each input is changed, in the order of the definition; None if it is not changed."""
         result = [one for one in self.free if one is not None]
         self._guarded = self._source_checks.guarded & {one.name for one in result}
@@ -477,7 +470,7 @@ class StressPlan:
         }
         self.names = [name for name, count in counts.items() if count]
         """All cases that the job may have."""
-        affordable = max(1, MOST_BYTES // max(count_bytes(definition.inputs.values(), shapes.values()), 1))
+        affordable = max(1, MOST_BYTES // max(count_bytes(definition.inputs.values(), shapes), 1))
         fixed = random.Random(derive_seed(0, "stress", definition.name, workload.uuid))
         keys = {name: fixed.expovariate(STRESS_CASES[name].strength) for name in self.names}
         calls = sorted((again, keys[name], name) for name in self.names for again in range(counts[name]))
