@@ -28,7 +28,7 @@ from fastapi import HTTPException
 from flashinfer_bench.bench.engine import Engine
 from flashinfer_bench.bench.task import Task
 from flashinfer_bench.data import Solution, Trace
-from flashinfer_bench.errors import EngineClosed, Fault, FlashInferBenchError, QueueFull
+from flashinfer_bench.errors import Fault, FlashInferBenchError, QueueFull
 from flashinfer_bench.report.intervals import read_speedup
 from flashinfer_bench.serve.limits import ServeLimits
 from flashinfer_bench.serve.store import OPEN, TaskRow, TaskStore
@@ -56,8 +56,6 @@ class LiveTask:
     """None until the engine has the task."""
     ended: TaskRow | None = None
     """The row of the ended task. The task stays live until the store has this row, too."""
-    is_requeued: bool = False
-    """Whether the task is left to the next server, because this server ends."""
     follower: asyncio.Task[None] | None = None
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     """Set at the next change and then replaced by a new event."""
@@ -73,12 +71,6 @@ class LiveTask:
         """Wake the requests that wait for a change."""
         woken, self.changed = self.changed, asyncio.Event()
         woken.set()
-
-    def requeue(self) -> None:
-        """Leave the task to the next server."""
-        self.is_requeued = True
-        if self.handle is not None:
-            self.handle.cancel()
 
 
 class TaskService:
@@ -121,8 +113,8 @@ class TaskService:
             self._resubmitting.cancel()
         for wait_s in (limit_s, REQUEUE_S):
             for live in self._live.values():
-                if live.shown.state == "pending" or wait_s == REQUEUE_S:
-                    live.requeue()
+                if live.handle is not None and (wait_s == REQUEUE_S or live.shown.state == "pending"):
+                    live.handle.cancel()
             if running := [live.follower for live in self._live.values() if live.follower is not None]:
                 await asyncio.wait(running, timeout=wait_s)
         self._is_closing = True
@@ -262,7 +254,7 @@ class TaskService:
 
     async def _submit(self, live: LiveTask, solution: Solution) -> None:
         """Submit a task to the engine and follow it, unless the next server must do that."""
-        if live.is_requeued:
+        if self.is_draining:
             return
         row = live.row
         asked: dict[str, Any] = {"priority": row.priority, "submitter": row.submitter, "confirm": row.confirm}
@@ -270,7 +262,8 @@ class TaskService:
         live.follower = asyncio.create_task(self._follow(live, live.handle))
 
     async def _follow(self, live: LiveTask, handle: Task) -> None:
-        """Record the traces of a task as they arrive, then its end."""
+        """Record the traces of a task as they arrive, then its end. A drain leaves incomplete tasks to the next
+        server."""
         error: str | None = None
         try:
             async for trace in handle:
@@ -279,19 +272,17 @@ class TaskService:
                     await self._on_disk(self._store.record, live.row, trace)
                     live.missing.remove(uuid)
                     live.notify()
-        except EngineClosed:
-            live.is_requeued = True
         except FlashInferBenchError as failure:
             error = str(failure)
         except Exception as failure:  # a failure of one task must not end the other tasks
             _log.exception("task %s: it was given up", live.row.id)
             error = f"the server failed: {failure}"
         handle.cancel()  # a verdict that cannot be recorded need not be made
-        if live.ended or (live.is_requeued and live.missing):
-            return
-        reasons = "\n".join(dict.fromkeys(str(fault.message) for fault in handle.faults)) or error
         # If the engine completed a task without some of its jobs, it skipped these jobs.
         is_completed = not live.missing or (error is None and handle.state == "completed")
+        if live.ended or (self.is_draining and not is_completed):
+            return
+        reasons = "\n".join(dict.fromkeys(str(fault.message) for fault in handle.faults)) or error
         await self._end(live, "completed" if is_completed else "failed", reasons if live.missing else None)
 
     async def _end(self, live: LiveTask, state: str, error: str | None = None) -> None:
