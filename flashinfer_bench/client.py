@@ -39,6 +39,8 @@ LONGEST_PAUSE_S: Final = 10.0
 half shortens each pause."""
 RETRY_STATUSES: Final = frozenset({429, 503})
 """Statuses that request a retry."""
+ID_HEADER: Final = "X-Request-ID"
+"""Header of every answer of our server."""
 Confirm = Literal["if_best", "always", "never"]
 
 
@@ -288,6 +290,8 @@ class Client:
                     raise ServerFault(f"{self.url} {why}; `flashinfer-bench serve` starts a server") from error
             else:
                 self._retry_s = self._later_s
+                if answer.is_success and ID_HEADER not in answer.headers:
+                    raise ServerFault(f"{self.url} is no server of `flashinfer-bench serve`: another program answers")
                 if answer.is_success:
                     return answer
                 if is_last or answer.status_code not in RETRY_STATUSES:

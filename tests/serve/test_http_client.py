@@ -35,7 +35,8 @@ another_metric 5
 
 def answer(status, document, **headers):
     text = document if isinstance(document, str) else json.dumps(document)
-    return httpx.Response(status, text=text, headers={key.replace("_", "-"): value for key, value in headers.items()})
+    headers = {key.replace("_", "-"): value for key, value in {"X_Request_ID": "1", **headers}.items()}
+    return httpx.Response(status, text=text, headers=headers)
 
 
 class Answers:
@@ -80,6 +81,7 @@ def test_a_server_that_asks_to_come_again_is_asked_again_then():
     [
         (REFUSED, 0, ServerFault, "does not answer: refused"),
         (answer(500, "Internal Server Error"), 0, ServerFault, "Internal Server Error"),
+        (httpx.Response(200, text="<html>"), 60, ServerFault, "another program answers"),
         (answer(404, {"detail": "no such task"}), 60, RequestRefused, "no such task"),
         ({**TASK, "status": "failed", "error": "device lost"}, 0, ServerFault, "failed: device lost"),
     ],
