@@ -10,7 +10,7 @@ from collections.abc import Callable
 from textwrap import dedent
 from typing import Any, Final
 
-from pydantic import BaseModel, PydanticSchemaGenerationError, TypeAdapter
+from pydantic import BaseModel, PydanticUserError, TypeAdapter
 
 from flashinfer_bench.agents.tools import (
     flashinfer_bench_list_ncu_options,
@@ -64,7 +64,7 @@ def type_to_schema(annotation: Any) -> dict[str, Any]:
     """Return the JSON schema of the part of a Python type that a language model can write."""
     try:
         return TypeAdapter(to_written_type(annotation)).json_schema()
-    except PydanticSchemaGenerationError:
+    except PydanticUserError:
         return {}
 
 

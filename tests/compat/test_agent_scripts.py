@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
@@ -104,7 +105,9 @@ def test_schemas_are_json_that_describes_every_parameter():
 
 
 def test_a_custom_function_becomes_a_schema():
-    def compile_kernel(source: str, flags: list[str], level: Literal["O1", "O3"] = "O3", *, limit: float = 2.0):
+    def compile_kernel(
+        source: str, flags: list[str], level: Literal["O1", "O3"] = "O3", *, limit: float = 2.0, log: Callable = print
+    ):
         """Compile a kernel.
 
         It is not run.
@@ -142,6 +145,7 @@ def test_a_custom_function_becomes_a_schema():
                 "flags": {"type": "array", "items": {"type": "string"}, "description": "for the compiler."},
                 "level": {"type": "string", "enum": ["O1", "O3"], "default": "O3"},
                 "limit": {"type": "number", "default": 2.0},
+                "log": {},
             },
             "required": ["source", "flags"],
         },
