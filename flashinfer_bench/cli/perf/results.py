@@ -264,7 +264,6 @@ class Results:
         for path in map(Path, filter(None, (csv_path, json_path))):
             try:
                 output = find_output(path)
-                path.parent.mkdir(parents=True, exist_ok=True)
                 _move_aside(path)
                 self._open[path] = open_to_replace(output.path, root=output.root)
                 _append(self._open[path], _csv_line(COLUMNS) if path == self._csv else b"")

@@ -10,6 +10,7 @@ ALIGNMENT = 32
 ENABLE_PDL = False
 LAYOUT = "128x4"
 DO_SHUFFLE = False
+PER_TOKEN_ACTIVATION = False
 BLOCK = 16
 
 
@@ -28,13 +29,22 @@ def mxfp4_quantize(x):
 
 
 def nvfp4_quantize(x, global_scale):
-    """nvfp4_quantize."""
-    return quantize_nvfp4(x, global_scale)
+    """nvfp4_quantize. With a scale for each row, the global scale is a number of the host, and the scales of the rows
+    are a third output."""
+    packed, scales, *rest = flashinfer.nvfp4_quantize(
+        x,
+        global_scale,
+        sfLayout=getattr(flashinfer.SfLayout, f"layout_{LAYOUT}"),
+        do_shuffle=DO_SHUFFLE,
+        sf_vec_size=BLOCK,
+        enable_pdl=ENABLE_PDL,
+        backend=BACKEND,
+        per_token_activation=PER_TOKEN_ACTIVATION,
+    )
+    return packed.view(torch.float4_e2m1fn_x2), scales.view(torch.uint8).reshape(-1), *rest
 
 
-def nvfp4_quantize_rows(x, global_scale):
-    """nvfp4_quantize with a scale for each row. The global scale is a number of the host."""
-    return quantize_nvfp4(x, global_scale, per_token_activation=True)
+nvfp4_quantize_rows = nvfp4_quantize
 
 
 def nvfp4_quantize_rows_cute_dsl_setup(x, global_scale):
@@ -44,22 +54,7 @@ def nvfp4_quantize_rows_cute_dsl_setup(x, global_scale):
 
 def nvfp4_quantize_rows_cute_dsl(x, *, scale):
     """The same for the CuTe DSL kernel."""
-    return nvfp4_quantize_rows(x, scale)
-
-
-def quantize_nvfp4(x, scale, **options):
-    """Call nvfp4_quantize; a third output is given as it is."""
-    packed, scales, *rest = flashinfer.nvfp4_quantize(
-        x,
-        scale,
-        sfLayout=getattr(flashinfer.SfLayout, f"layout_{LAYOUT}"),
-        do_shuffle=DO_SHUFFLE,
-        sf_vec_size=BLOCK,
-        enable_pdl=ENABLE_PDL,
-        backend=BACKEND,
-        **options,
-    )
-    return packed.view(torch.float4_e2m1fn_x2), scales.view(torch.uint8).reshape(-1), *rest
+    return nvfp4_quantize(x, scale)
 
 
 def nvfp4_batched_quantize(x, global_scale):

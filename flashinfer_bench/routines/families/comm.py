@@ -119,7 +119,6 @@ ROUTINES: Final = (
         "allreduce_fusion",
         "add up the tokens of all ranks, and normalise them",
         dict.fromkeys(("oneshot", "twoshot"), (*HOPPER, *BLACKWELL)),
-        needs_ranks=True,
     ),
     Routine(
         "comm",
@@ -128,6 +127,5 @@ ROUTINES: Final = (
         "mixed_comm",
         "add up tokens of some ranks, and gather or scatter those of others",
         {"mixed_comm": ("9.0", "10.0")},
-        needs_ranks=True,
     ),
 )
