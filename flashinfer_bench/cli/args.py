@@ -44,13 +44,7 @@ def open_trace_set(args: Namespace) -> TraceSet:
 
 def load_trace_set(args: Namespace) -> TraceSet:
     """Load and merge the sets of the command line. The field `issues` of the result has the problems of the files."""
-    loaded: list[TraceSet] = []
-    for folder in named_folders(args):
-        try:
-            loaded.append(open_folder(args, folder))
-        except DataSetError as error:
-            beside = map(str, folder.parent.glob("*")) if not folder.exists() else ()
-            raise DataSetError(f"{error}{did_you_mean(str(folder), beside)}") from error
+    loaded = [open_folder(args, folder) for folder in named_folders(args)]
     return loaded[0] if len(loaded) == 1 else TraceSet.merge(loaded)
 
 

@@ -88,16 +88,19 @@ def execute_show(args: Namespace) -> int:
     first."""
     cache = _open()
     entries, folders = list(map(_document, cache.entries())), list(map(_document, cache.jit_folders()))
-    judge_bytes, size = size_of_folder(cache.root / JUDGE_FOLDER), _size(cache)
+    judge_bytes, size = (
+        size_of_folder(cache.root / JUDGE_FOLDER),
+        sum(one["size_bytes"] for one in [*entries, *folders]),
+    )
     document = {
         "cache": str(cache.root),
         "limit_bytes": size_limit(),
-        "size_bytes": size - judge_bytes,
+        "size_bytes": size,
         "judge_bytes": judge_bytes,
         "artifacts": entries,
         "compiled_at_run": folders,
     }
-    reported = f"{_bytes(size - judge_bytes)} of {_bytes(size_limit())}; kernels that judge: {_bytes(judge_bytes)}"
+    reported = f"{_bytes(size)} of {_bytes(size_limit())}; kernels that judge: {_bytes(judge_bytes)}"
     total = f"{count(len(entries), 'artifact')} and what ran solutions compiled, {reported}; in {cache.root}"
     write_result(args, document, lay_out(TABLE, [*entries, *folders]), [total])
     return 0
@@ -106,14 +109,14 @@ def execute_show(args: Namespace) -> int:
 def execute_clear(args: Namespace) -> int:
     """Remove all artifacts, or the least recently used artifacts."""
     cache = _open()
-    before, size = len(cache.entries()), _size(cache)
+    before, size = _measure(cache)
     if args.failed:
         cache.forget_failures()
     elif args.keep_gb is not None:
         cache.evict(max(0.0, args.keep_gb) * GIGABYTE)
     else:
         cache.clear(JUDGE_FOLDER)
-    left, kept = _size(cache), len(cache.entries())
+    kept, left = _measure(cache)
     document = {"cache": str(cache.root), "removed": before - kept, "kept": kept}
     lines = [f"removed {count(before - kept, 'artifact')}, {_bytes(size - left)}; {kept} left, {_bytes(left)}"]
     if left and args.keep_gb is None and not args.failed:
@@ -172,10 +175,11 @@ def _document(entry: Entry) -> dict[str, Any]:
     return {**metadata, "solution": entry.solution, "artifact": entry.digest, "is_whole": entry.is_whole, **built}
 
 
-def _size(cache: ArtifactCache) -> int:
-    """Return the bytes of all builds."""
-    entries = (*cache.entries(), *cache.jit_folders())
-    return sum(entry.size_bytes for entry in entries) + size_of_folder(cache.root / JUDGE_FOLDER)
+def _measure(cache: ArtifactCache) -> tuple[int, int]:
+    """Return the number of artifacts, and the bytes of all that the cache holds."""
+    entries = cache.entries()
+    size = sum(entry.size_bytes for entry in [*entries, *cache.jit_folders()])
+    return len(entries), size + size_of_folder(cache.root / JUDGE_FOLDER)
 
 
 def _bytes(size: int) -> str:

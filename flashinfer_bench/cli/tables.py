@@ -67,16 +67,23 @@ def lay_out(
             any value are dropped, too.
         notes: lines below the table.
     """
-    rows, width = list(rows), available_width()
-    filled = {heading: [fill_cell(cell, row) for row in rows] for heading, cell in cells.items()}
+    filled = _fill(cells, list(rows))
     if spared is not None:
         filled = {heading: column for heading, column in filled.items() if set(column) - {"", ABSENT}}
     for heading in spared or ():
-        if _total([_width_of(*item) for item in filled.items()]) > width:
+        if _total([_width_of(*item) for item in filled.items()]) > available_width():
             filled.pop(heading, None)
-    below = "".join(f"{wrap_line(note)}\n" for note in notes)
-    table = render_table(list(filled), list(zip(*filled.values(), strict=True))) if rows else ""
-    return join_sections(table, below)
+    return join_sections(_render_columns(filled), list(map(wrap_line, notes)))
+
+
+def _fill(cells: Cells, rows: Sequence[Any]) -> dict[str, list[str]]:
+    """Return heading → the cells of the column."""
+    return {heading: [fill_cell(cell, row) for row in rows] for heading, cell in cells.items()}
+
+
+def _render_columns(filled: Mapping[str, Sequence[str]]) -> str:
+    rows = list(zip(*filled.values(), strict=True))
+    return render_table(list(filled), rows) if rows else ""
 
 
 def render_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -109,22 +116,16 @@ def render_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 def render_blocks(cells: Cells, rows: Sequence[Any]) -> str:
     """Render rows as several tables, one below the other. Each table has the first column, and as many of the next
     columns as fit the width."""
-    width, columns = (
-        available_width(),
-        {name: [fill_cell(cell, row) for row in rows] for name, cell in cells.items()},
-    )
-    (first, names), *others = columns.items()
+    (first, names), *others = _fill(cells, rows).items()
     start = min(_width_of(first, names), LONGEST_NAME)
-    blocks, used = [[first]], start
+    blocks, used = [{first: names}], start
     for heading, column in others:
         size = _width_of(heading[:LONGEST_NAME], column)
-        if used + len(GAP) + size > width and len(blocks[-1]) > 1:
-            blocks, used = [*blocks, [first]], start
-        blocks[-1].append(heading)
+        if used + len(GAP) + size > available_width() and len(blocks[-1]) > 1:
+            blocks, used = [*blocks, {first: names}], start
+        blocks[-1][heading] = column
         used += len(GAP) + size
-    return join_sections(
-        *(render_table(block, list(zip(*(columns[name] for name in block), strict=True))) for block in blocks)
-    )
+    return join_sections(*map(_render_columns, blocks))
 
 
 def available_width() -> int:
@@ -153,12 +154,10 @@ def choose_rows(args: Namespace, cells: Cells, rows: Iterable[Any]) -> list[Any]
     their order.
 
     Raises:
-        UsageError: the table has no column of --sort or --columns, or --top is below 1.
+        UsageError: the table has no column of --sort, or --top is below 1.
     """
     if args.top is not None and args.top < 1:
         raise UsageError(f"--top: must be at least 1, not {args.top}")
-    for word in args.columns or ():
-        _find_heading(cells, "columns", word)
     if args.sort is None:
         return list(rows)[: args.top]
     heading = _find_heading(cells, "sort", args.sort)
@@ -174,8 +173,12 @@ def choose_rows(args: Namespace, cells: Cells, rows: Iterable[Any]) -> list[Any]
 
 
 def choose_columns(args: Namespace, cells: Cells) -> Cells:
-    """Return the columns of --columns, in the order of the flag. Without the flag, return the default columns."""
-    wanted = [heading for word in args.columns or () for heading in cells if _plain(heading) == _plain(word)]
+    """Return the columns of --columns, in the order of the flag. Without the flag, return the default columns.
+
+    Raises:
+        UsageError: the table has no column of --columns.
+    """
+    wanted = [_find_heading(cells, "columns", word) for word in args.columns or ()]
     return {heading: cells[heading] for heading in wanted} or default_columns(cells)
 
 
@@ -295,7 +298,6 @@ FORMATS: Final[Mapping[str, Callable[[Any], str]]] = {
     "%": "{:.1%}".format,
     "ratio": _format_ratio,
     "speedup": lambda mean: format_speedup(mean.value, mean.interval),
-    "uuid": shorten_uuid,
     "list": "; ".join,
 }
 """Format after the colon of a field → function."""

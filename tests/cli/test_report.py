@@ -119,7 +119,6 @@ def test_every_table_names_its_columns_for_a_wrong_one(report, line):
         ("best --by author latency", TRACES, 2, "no other word goes with it"),
         ("best --top 0", TRACES, 2, "error: --top: must be at least 1, not 0"),
         ("summary --by hardware --baseline-author a", TRACES, 2, "needs --by solution or --by author"),
-        ("best --baseline-author alice", [LATE], 0, "note: no solution of author alice has passed"),
         ("history --definition double --solutions othr", TRACES, 2, "did you mean 'other'?"),
     ],
 )

@@ -75,7 +75,6 @@ def call(folder, monkeypatch, capsys):
     [
         ("list empty", 2, EMPTY),
         ("list --local set --local b", 2, "error: trace set 'b' does not exist; give the folder"),
-        ("list sett", 2, "; did you mean 'set'?\n"),
         ("list set nothing", 2, "holds definitions/\n"),
         ("run torn", 2, "error: torn: no definition here"),
         ("list set --definitions duoble --op-types tset", 2, UNKNOWN),
