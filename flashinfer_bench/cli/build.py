@@ -78,7 +78,7 @@ def declare_build(parser: Parser) -> None:
 def execute(args: Namespace) -> int:
     """Build the solutions. Print each result when it is ready, and all results at the end."""
     items = choose_solutions(args)
-    target = choose_target(getattr(args, "arch", None))
+    target = choose_target(args.arch)
     root = cache_root(os.environ).resolve()
     rows: list[Row] = []
     started = time.monotonic()
@@ -125,7 +125,7 @@ def choose_solutions(args: Namespace) -> list[tuple[Solution, Definition | None]
         with naming_flags(args):
             selected = select(trace_set, read_config(args))
         return [(solution, found.definition) for found in selected for solution in found.solutions]
-    if any(hasattr(args, name) for name in FILTERS):
+    if any(getattr(args, name) for name in FILTERS):
         raise UsageError("solution files and names of solutions exclude each other: give files alone, or names alone")
     solutions = [load_json_file(Solution, Path(file)) for file in args.files]
     definitions = {}
@@ -135,14 +135,14 @@ def choose_solutions(args: Namespace) -> list[tuple[Solution, Definition | None]
     return [(one, definitions.get(one.definition)) for one in solutions]
 
 
-def choose_target(names: Sequence[str] | None) -> BuildTarget:
+def choose_target(names: Sequence[str]) -> BuildTarget:
     """Return the build target: the named architectures, else the architectures of this machine's GPUs, else the
     default.
 
     Raises:
         UsageError: a name is not an architecture.
     """
-    if names is None:
+    if not names:
         return BuildTarget.of(sorted({one.capability for one in discover_devices(None) if one.capability is not None}))
     found = [NAMED.fullmatch(f"sm_{name.removeprefix('sm_')}") for name in names]
     if None in found:

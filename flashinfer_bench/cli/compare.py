@@ -157,7 +157,7 @@ def _annotate(
 
 def _refuse(args: argparse.Namespace, flags: tuple[str, ...], why: str) -> None:
     for flag in flags:
-        if getattr(args, flag, None) is not None:
+        if getattr(args, flag, None) not in (None, ()):
             raise UsageError(f"--{flag.replace('_', '-')}: {why}")
 
 

@@ -4,7 +4,7 @@ the set on disk."""
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from flashinfer_bench.cli.args import Output
@@ -18,7 +18,7 @@ from flashinfer_bench.errors import DataSetError, UsageError
 
 def list_draft_paths(args: Namespace) -> list[Path]:
     """Return the paths among the values of `--solutions`."""
-    return [Path(name) for name in getattr(args, "solutions", ()) if is_draft_path(name)]
+    return [Path(name) for name in args.solutions if is_draft_path(name)]
 
 
 def take_drafts(args: Namespace, trace_set: TraceSet) -> list[Draft]:
@@ -29,7 +29,7 @@ def take_drafts(args: Namespace, trace_set: TraceSet) -> list[Draft]:
         UsageError: a flag for sources was given without a source.
         DataSetError: a source cannot be read or understood, or its name belongs to a solution of the set.
     """
-    named = getattr(args, "solutions", ())
+    named = args.solutions
     paths = [
         name for name in named if is_draft_path(name) and (Path(name).exists() or trace_set.get_solution(name) is None)
     ]
@@ -54,7 +54,8 @@ def take_drafts(args: Namespace, trace_set: TraceSet) -> list[Draft]:
 
 def read_hints(args: Namespace) -> DraftHints:
     """Return the hints about a source that the flags give."""
-    definitions, authors = getattr(args, "definitions", []), getattr(args, "authors", [])
+    definitions: Sequence[str] = args.definitions
+    authors: Sequence[str] = getattr(args, "authors", ())
     return DraftHints(
         definition=definitions[0] if len(definitions) == 1 else None,
         entry=args.entry,

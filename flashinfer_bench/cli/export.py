@@ -54,7 +54,7 @@ def execute_apply(args: Namespace) -> int:
     done = trace_set.export_apply(
         args.dir,
         definitions=[one.name for one in choose_definitions(trace_set, args)],
-        solutions=getattr(args, "solutions", None),
+        solutions=args.solutions or None,
         hardware=args.hardware,
         unconfirmed=args.unconfirmed,
     )

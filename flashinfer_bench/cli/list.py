@@ -59,7 +59,7 @@ def declare_list(parser: Parser) -> None:
 
 def execute(args: Namespace) -> int:
     """Print the list."""
-    if not args.evaluators and (args.config is not None or hasattr(args, "evaluator_modules")):
+    if not args.evaluators and (args.config is not None or args.evaluator_modules):
         raise UsageError("--config and --evaluator-modules choose evaluators: give --evaluators too")
     if sum((args.solutions is not None, args.lists_workloads, args.evaluators)) > 1:
         raise UsageError("--solutions, --workloads and --evaluators are separate lists: give one of them")
@@ -69,7 +69,7 @@ def execute(args: Namespace) -> int:
     names = [definition.name for definition in definitions]
     kind, document, rows = "definitions", dict[str, Any](), list[dict[str, Any]]()
     if args.solutions is not None:
-        kind, authors = "solutions", getattr(args, "authors", [])
+        kind, authors = "solutions", args.authors
         known = [item for group in solutions.values() for item in group]
         refuse_unknown(
             ("solution", args.solutions, {item.name for item in known}),

@@ -234,11 +234,11 @@ def add_sandbox(parser: argparse._ActionsContainer, *, default: str) -> None:
 
 
 def add_names(parser: argparse._ActionsContainer, flag: str, text: str = "", **more: Any) -> None:
-    """Add a flag that takes names. Without the flag, the parsed arguments lack the field."""
+    """Add a flag that takes names. Without the flag, the parsed arguments have no names."""
     kind = flag[2:].replace("-", "_")
     flags = [flag, flag.removesuffix("s")] if kind in NAMED else [flag]
     free = [one for one in flags if one not in parser._option_string_actions]
-    given = {"nargs": "+", "metavar": "NAME", "default": argparse.SUPPRESS, "help": text or NAMED[kind], **more}
+    given = {"nargs": "+", "metavar": "NAME", "default": (), "help": text or NAMED[kind], **more}
     complete_with(kind, parser.add_argument(*free, action=NameList, **given))
 
 

@@ -164,7 +164,7 @@ def run_jobs(args: Namespace) -> int:
     again = "--replay" if args.replay else "--last-failed"
     if (args.replay or args.last_failed) and args.resume:
         raise UsageError(f"{again} judges what is recorded, which --resume leaves out: give one of them")
-    if args.axis and (args.replay or getattr(args, "workloads", None)):
+    if args.axis and (args.replay or args.workloads):
         raise UsageError("--axis makes the workloads, which --workloads and --replay name: give one of them")
     if args.retry_timeouts and not args.resume:
         raise UsageError("--retry-timeouts changes what --resume leaves out: give --resume too")
@@ -361,7 +361,7 @@ def _leave_out_unread(args: Namespace, trace_set: TraceSet) -> Asked:
     config = read_config(args)
     asked = Asked(**{name: getattr(config, name) for name in ("definitions", "solutions", "op_types", "authors")})
     for field in ("definitions", "solutions"):
-        if given := getattr(args, field, []):
+        if given := getattr(args, field):
             left = without_unread(trace_set, given)
             if not left:
                 raise Fault(f"nothing to run: {', '.join(given)} cannot be read; `flashinfer-bench validate` says why")

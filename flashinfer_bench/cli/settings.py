@@ -100,7 +100,7 @@ def read_config(args: argparse.Namespace) -> BenchmarkConfig:
 
 def given_overrides(args: argparse.Namespace) -> dict[str, Any]:
     """Return the configuration fields that flags set."""
-    return {name: value for name, value in vars(args).items() if name in BenchmarkConfig.model_fields}
+    return {name: value for name in BenchmarkConfig.model_fields if (value := getattr(args, name, ())) != ()}
 
 
 def setting_words(args: argparse.Namespace) -> list[str]:
@@ -120,7 +120,7 @@ def naming_flags(args: argparse.Namespace) -> Iterator[None]:
     file = "" if args.config is None else f"{args.config}: "
 
     def locate(match: re.Match[str]) -> str:
-        return flag_of(match[1]) if hasattr(args, match[1]) else f"{file}{match[1]}"
+        return flag_of(match[1]) if match[1] in given_overrides(args) else f"{file}{match[1]}"
 
     try:
         yield

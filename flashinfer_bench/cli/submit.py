@@ -136,7 +136,7 @@ def _read_solution(args: Namespace, client: Client) -> Solution:
     path, hints = Path(args.solution), read_hints(args)
     if path.suffix == ".json" and hints == DraftHints():
         return load_json_file(Solution, path)
-    names = getattr(args, "definitions", None) or client.definitions()
+    names = args.definitions or client.definitions()
     definitions = {name: client.definition(name) for name in names}
     draft = read_draft(path, definitions, hints)
     describe_draft(draft, definitions, is_quiet=args.quiet)
@@ -145,7 +145,7 @@ def _read_solution(args: Namespace, client: Client) -> Solution:
 
 def _find_workloads(args: Namespace, client: Client, definition: str) -> list[str] | None:
     """Return the uuids of the workloads that the flags name; None for all workloads."""
-    names = getattr(args, "workloads", None)
+    names = args.workloads
     if not names:
         return None
     known = client.workloads(definition)

@@ -99,8 +99,8 @@ def declare_validate_render(parser: Parser) -> None:
 
 def execute(args: Namespace) -> int:
     """Run the checks, write the findings, and return 1 if there are errors."""
-    checks = _known("--checks", getattr(args, "checks", FILE_CHECKS), CHECKS)
-    outputs = _known("--outputs", getattr(args, "outputs", OUTPUTS if args.output_folder else OUTPUTS[:1]), OUTPUTS)
+    checks = _known("--checks", args.checks or FILE_CHECKS, CHECKS)
+    outputs = _known("--outputs", args.outputs or (OUTPUTS if args.output_folder else OUTPUTS[:1]), OUTPUTS)
     if not args.output_folder and outputs != ["stdout"]:
         raise UsageError("--outputs json and text are files: give --output-folder, too")
     if args.output_folder:
@@ -110,7 +110,7 @@ def execute(args: Namespace) -> int:
                 pass
         except OSError as error:
             raise UsageError(f"--output-folder: {args.output_folder}: {error.strerror}") from error
-    if args.prune and (hasattr(args, "definitions") or hasattr(args, "op_types")):
+    if args.prune and (args.definitions or args.op_types):
         raise UsageError("--prune is about the whole set: leave out --definitions and --op-types")
     trace_set = load_trace_set(args)
     if has_nothing(trace_set):  # then a root without definitions is an error in the report
@@ -196,7 +196,7 @@ def _validate(whole: TraceSet, checks: list[str], args: Namespace) -> dict[str, 
     """Run the checks on the selected part of a set, and return the report."""
     from flashinfer_bench.cli.settings import find_tolerance_issues
 
-    asked = Asked(getattr(args, "definitions", None), op_types=getattr(args, "op_types", None))
+    asked = Asked(args.definitions, op_types=args.op_types)
     part = _choose(whole, args)
     read = [*whole.issues, *find_tolerance_issues(whole)]
     found = [(_check_of(issue, whole), issue) for issue in read if asked.is_about(issue, whole)]
@@ -234,8 +234,8 @@ def _validate(whole: TraceSet, checks: list[str], args: Namespace) -> dict[str, 
 
 def _choose(whole: TraceSet, args: Namespace) -> TraceSet:
     """Return the set with only the chosen definitions. Names of definitions with unreadable files are allowed."""
-    asked = getattr(args, "definitions", None)
-    readable = without_unread(whole, asked or ())
+    asked = args.definitions
+    readable = without_unread(whole, asked)
     chosen = choose_definitions(whole, Namespace(**{**vars(args), "definitions": readable}))
     names = {item.name for item in chosen if not asked or item.name in asked}
     kept: dict[str, Any] = {
