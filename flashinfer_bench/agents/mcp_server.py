@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import typing
 from collections.abc import Callable
-from typing import Annotated, Any, Final
-
-from pydantic import Field
+from typing import Any, Final
 
 from flashinfer_bench.agents.calls import Call
 from flashinfer_bench.agents.commands import COMMANDS
-from flashinfer_bench.agents.schemas import TOOLS, read_docstring, to_written_type
+from flashinfer_bench.agents.schemas import TOOLS, take_parameters
 
 WAIT_S: Final = 20.0
 """Seconds that a call waits for its answer. Clients give up after a minute or so."""
@@ -85,9 +82,10 @@ def serve_mcp(limit_s: float) -> None:
         return call
 
     server = Server("flashinfer-bench", instructions=INSTRUCTIONS, log_level="WARNING")
+    context = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=Context)
     tools: dict[Any, Any] = {**{one: make_call(one) for one in (*COMMANDS, *TOOLS)}, result: result, cancel: cancel}
     for function, call in tools.items():
-        text = describe_call(call, function, Context)
+        text = take_parameters(call, function, context, hidden=HIDDEN, is_nullable=True)
         server.add_tool(
             call, function.__name__.removeprefix("flashinfer_bench_"), description=text, structured_output=False
         )
@@ -96,18 +94,3 @@ def serve_mcp(limit_s: float) -> None:
     finally:
         for one in calls:
             one.cancel()
-
-
-def describe_call(call: Any, function: Callable[..., Any], context: type) -> str:
-    """Give a call a function's parameters, without the HIDDEN parameters, and a parameter `context`. Return the
-    function's description."""
-    text, described = read_docstring(inspect.getdoc(function) or "")
-    parameters = [inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=context)]
-    for name, one in inspect.signature(function).parameters.items():
-        if name not in HIDDEN:
-            kind = to_written_type(typing.get_type_hints(function)[name])
-            kind = Annotated[kind | None if one.default is None else kind, Field(description=described.get(name))]
-            parameters.append(one.replace(annotation=kind, kind=inspect.Parameter.KEYWORD_ONLY))
-    call.__signature__ = inspect.Signature(parameters)
-    call.__annotations__ = {one.name: one.annotation for one in parameters}
-    return text

@@ -7,7 +7,7 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import pytest
 
@@ -29,6 +29,12 @@ from tests.kit.vendor_tools import write_tools
 pytestmark = pytest.mark.cpu
 SPEC = {"language": "python", "target_hardware": ["cpu"], "entry_point": "main.py::run"}
 NAMES = ("mine", "double", "me")
+
+
+class Part(NamedTuple):
+    """A type that a schema refers to."""
+
+    size: int
 
 
 @pytest.fixture
@@ -118,6 +124,9 @@ def test_a_custom_function_becomes_a_schema():
             flags (list): for the compiler.
         """
 
+    def nested(parts: list[Part] = ()):
+        """Build parts."""
+
     def underlined(source: str, level: int = 3):
         """Compile a kernel.
 
@@ -150,6 +159,8 @@ def test_a_custom_function_becomes_a_schema():
             "required": ["source", "flags"],
         },
     }
+    schema = function_to_schema(nested)["function"]["parameters"]
+    assert (schema["properties"]["parts"]["items"], [*schema["$defs"]]) == ({"$ref": "#/$defs/Part"}, ["Part"])
     described = function_to_schema(underlined)["function"]
     texts = [described, *described["parameters"]["properties"].values()]
     assert [one["description"] for one in texts] == ["Compile a kernel.", "The text, whole.", "How much."]
