@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from argparse import Namespace
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final
@@ -98,11 +98,24 @@ FP8_QUERIES: Final = ("trtllm-gen", "trtllm-native", "trtllm-fmha-v2")
 WRAPPERS: Final = ("fa2", "fa2_tc", "fa3", "auto")
 """Backends that can write bfloat16 for float16 queries, and the reverse."""
 FA3_DIMS: Final = ((64, 64), (128, 128), (256, 256), (192, 128))
-"""Dimensions of queries and of values for which fa3 has kernels."""
-FMHA_V2_DIMS: Final = (32, 40, 48, 64, 80, 96, 104, 128, 160, 192, 256)
-"""Dimensions of trtllm-fmha-v2, which are those of values, too. Of these, compute capability 12.0 has 64, 128, 256."""
+FMHA_V2_DIMS: Final = tuple((one, one) for one in (32, 40, 48, 64, 80, 96, 104, 128, 160, 192, 256))
+"""The dimensions of trtllm-fmha-v2. Of these, compute capability 12.0 has 64, 128 and 256."""
+TASK_DIMS: Final = ((128, 128), (256, 256))
+DIMS: Final[Mapping[str, Mapping[str, Sequence[tuple[int, int]]]]] = {
+    "fa3": {"paged": FA3_DIMS, "ragged": FA3_DIMS},
+    "trtllm-fmha-v2": {"paged": FMHA_V2_DIMS, "ragged": FMHA_V2_DIMS},
+    "trtllm-native": {"ragged": ((192, 128), (128, 128))},
+    "prims-ts": {
+        "decode": ((64, 64), *TASK_DIMS),
+        "paged": TASK_DIMS,
+        "ragged": TASK_DIMS,
+        "mla": ((576, 512),),
+    },
+}
+"""Backend → reference → dimensions of queries and of values for which there are kernels. All others have any."""
 PAGE_SIZES: Final = (16, 32, 64, 128)
-"""Page sizes of trtllm-native for decoding."""
+PAGED: Final = {"decode": ("trtllm-native", "prims-ts"), "paged": ("prims-ts",), "mla": ("cutlass", "prims-ts")}
+"""Reference → backends that take only `PAGE_SIZES`."""
 
 
 def _draw_lengths(args: Namespace) -> tuple[list[int], list[int]]:
@@ -131,30 +144,24 @@ def make_check(fewest: int, most: int, kv_dtype: str, variance: float) -> Check:
 
 def _refuse(args: Namespace, kind: str, dims: tuple[int, int]) -> dict[str, Any]:
     """Return backend → why the backend cannot run the case on any GPU."""
-    heads, has_page = f"head dimensions {dims[0]} and {dims[1]}", args.page_size in PAGE_SIZES
-    is_decode = kind == "decode"
+    is_decode, several = kind == "decode", kind == "mla" and args.s_qo > 1
     refusals: dict[str, Any] = {
-        "fa3": kind in ("paged", "ragged")
-        and dims not in FA3_DIMS
-        and f"{heads}: it has 64, 128 and 256 for both, and 192 with 128",
         "fa2": is_decode
         and args.num_qo_heads // args.num_kv_heads not in (1, 2, 3, 4, 8)
         and "its kernels have 1, 2, 3, 4 or 8 query heads for a key head; fa2_tc takes any",
         "cudnn": is_decode
         and args.q_dtype != "bfloat16"
         and f"--q_dtype {args.q_dtype}: the library builds its graph for bfloat16",
-        "prims-ts": _refuse_tasks(args, kind, dims),
-        "trtllm-fmha-v2": kind in ("paged", "ragged")
-        and (dims[0] != dims[1] or dims[0] not in FMHA_V2_DIMS)
-        and f"{heads}: it has no kernel for these",
-        "cutlass": kind == "mla" and (args.s_qo > 1 or not has_page) and "one query a sequence, pages of 16 to 128",
+        "cutlass": several and "one query a sequence",
     }
-    if kind == "ragged" and dims not in ((192, 128), (128, 128)):
-        refusals["trtllm-native"] = f"{heads}: it has 192 and 128, or 128 and 128"
-    elif is_decode and not has_page:
-        refusals["trtllm-native"] = f"--page_size {args.page_size}: it has pages of 16, 32, 64 and 128"
-    elif kind == "mla" and args.causal and args.s_qo > 1:
+    if several and args.causal:
         refusals |= dict.fromkeys(("trtllm-native", "auto", "cute-dsl"), "its mask for several queries is its own")
+    for backend, known in DIMS.items():
+        if dims not in known.get(kind, (dims,)):
+            pairs = ", ".join(f"{queries} and {values}" for queries, values in known[kind])
+            refusals[backend] = f"head dimensions {dims[0]} and {dims[1]}: it has {pairs}"
+    if args.page_size not in PAGE_SIZES:
+        refusals |= dict.fromkeys(PAGED.get(kind, ()), "it has pages of 16, 32, 64 and 128")
     is_fp8 = args.q_dtype in FP8
     takers = FP8_QUERIES if is_fp8 and kind != "ragged" else () if is_fp8 or args.out_dtype in FP8 else WRAPPERS
     rules = (
@@ -169,14 +176,6 @@ def _refuse(args: Namespace, kind: str, dims: tuple[int, int]) -> dict[str, Any]
     for holds, able, why in rules:
         refusals |= dict.fromkeys((name for name in BACKENDS[kind] if holds and name not in able), why)
     return refusals
-
-
-def _refuse_tasks(args: Namespace, kind: str, dims: tuple[int, int]) -> str | bool:
-    """Return why prims-ts cannot run the case."""
-    known = {"mla": ((576, 512),), "decode": ((64, 64), (128, 128), (256, 256))}.get(kind, ((128, 128), (256, 256)))
-    if dims not in known:
-        return f"head dimensions {dims[0]} and {dims[1]}: it has {' or '.join(f'{a} and {b}' for a, b in known)}"
-    return kind != "ragged" and args.page_size not in PAGE_SIZES and "it has pages of 16, 32, 64 and 128"
 
 
 def make_attention(args: Namespace, kind: str) -> Case:
