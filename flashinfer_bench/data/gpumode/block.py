@@ -111,8 +111,8 @@ class GpuModeProblem:
 
     def make_inputs(self, axes: dict[str, int]) -> dict[str, _Any]:
         """Draw the inputs of a workload."""
-        case = {name: axes[name] for name in self.case}
-        case |= {name: choices[case[name]] for name, choices in self.form["choices"].items()}
+        choices = self.form["choices"]
+        case = {name: choices[name][axes[name]] if name in choices else axes[name] for name in self.case}
         parts, _ = self.flatten(self.generate(case, [], _random.randrange(1 << 31)), "data")
         return {name: self.order(name, parts[name]) for name in self.form["inputs"]}
 

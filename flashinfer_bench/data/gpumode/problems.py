@@ -76,11 +76,6 @@ class Task(DataModel):
     seed: Any = None
     libraries: Any = None
 
-    @property
-    def cases(self) -> list[Case]:
-        """The tests, then the benchmarks."""
-        return [*self.tests, *self.benchmarks]
-
 
 class GpuMode:
     """Reads problems, and remembers the files of each problem, which are no submissions."""
@@ -105,8 +100,15 @@ class GpuMode:
         if task.multi_gpu:
             raise DataSetError("it is for several GPUs (multi_gpu)")
         self.tasks[file] = task
-        cases = [{key: value for key, value in case.items() if key != SEED} for case in task.cases]
-        return {"files": dict(_read_files(file, task)), "cases": cases}
+        files = {
+            one.name.removesuffix(".py"): read_source(file.parent / one.source)
+            for one in task.files
+            if one.name.endswith(".py") and one.source != SUBMISSION and one.name != task.config.get("main")
+        }
+        if "reference" not in files:
+            raise DataSetError("its files have no reference.py")
+        cases = [{key: value for key, value in case.items() if key != SEED} for case in task.tests + task.benchmarks]
+        return {"files": files, "cases": cases}
 
     def name_solutions(self, found: TraceSet, file: Path) -> Iterator[tuple[str, str, str]]:
         """Yield the solutions from a file in a problem's folder, one for each definition."""
@@ -125,7 +127,7 @@ class GpuMode:
         owner, stem = (make_name(one.name) for one in (file.absolute().parents[1], file.absolute().parent))
         if [make_name(one.absolute().parent.name) for one in self.tasks].count(stem) > 1:
             stem = f"{owner}_{stem}"
-        texts, seeds = problem["files"], ", ".join(str(case.get(SEED)) for case in task.cases)
+        texts, seeds = problem["files"], ", ".join(str(case.get(SEED)) for case in task.tests + task.benchmarks)
         tolerance, groups = read_tolerance(texts["reference"]), dict[str, list[tuple[int, Case, Raw]]]()
         for at, (case, one) in enumerate(zip(problem["cases"], facts["cases"], strict=True)):
             ranks = {name: shape and len(shape) for name, shape in one["shapes"].items()}
@@ -147,9 +149,6 @@ class GpuMode:
                 }
                 for side in ("inputs", "outputs")
             }
-            described = {
-                key: ", ".join(f"{at}: {value}" for at, value in enumerate(one)) for key, one in choices.items()
-            }
             functions = ["run", "make_inputs", "bind_solution", *([] if tolerance else ["check_outputs"])]
             lines = [
                 "_files = {}",
@@ -161,7 +160,15 @@ class GpuMode:
             definition = {
                 "name": f"{stem}_{number}" if len(groups) > 1 else stem,
                 "op_type": self.name,
-                "axes": {key: {"type": "var", "description": described.get(key)} for key in sizes},
+                "axes": {
+                    key: {
+                        "type": "var",
+                        "description": ", ".join(f"{at}: {one}" for at, one in enumerate(choices[key])),
+                    }
+                    if key in choices
+                    else {"type": "var"}
+                    for key in sizes
+                },
                 **specs,
                 "reference": "\n".join([*lines, ""]),
                 "tags": [f"set:{owner}", f"problem:{stem}", f"{RANKING}{task.ranking_by}"],
@@ -206,16 +213,6 @@ def _name_axes(name: str, shapes: list[Any], sizes: dict[str, list[int]], choice
         if varies:
             sizes[axes[-1]] = values
     return axes
-
-
-def _read_files(file: Path, task: Task) -> Iterator[tuple[str, str]]:
-    """Yield module name and text of a problem's files, without KernelBot's judge."""
-    listed = {one.name: one.source for one in task.files}
-    if "reference.py" not in listed:
-        raise DataSetError("its files have no reference.py")
-    for name, source in listed.items():
-        if source != SUBMISSION and name.endswith(".py") and name != task.config.get("main"):
-            yield Path(name).stem, read_source(file.parent / source)
 
 
 def _literal(text: str) -> str:
