@@ -282,9 +282,14 @@ def make_routed(args: Namespace, name: str) -> Case:
     )
 
 
+def _why_not_ordered(args: Namespace) -> str:
+    """Return why the library cannot order nvfp4 weights for the trtllm kernels; empty if it can."""
+    return "--hidden_size is not a multiple of 128" if args.hidden_size % 128 else ""
+
+
 def _why_not_routed(args: Namespace, name: str) -> str:
     if name.startswith("fp4_block_scale"):
-        return "--top_k above 8 is not supported" if args.top_k > 8 else ""
+        return "--top_k above 8 is not supported" if args.top_k > 8 else _why_not_ordered(args)
     if args.routing_method.startswith("renormalize") and args.top_k > 1:
         return "this routing takes --top_k 1 in fp8"
     is_too_large = name == "fp8_block_scale" and (args.top_k > 8 or (args.topk_group or 1) > 4)
@@ -376,11 +381,15 @@ def make_prerouted(args: Namespace) -> Case:
         flops=(6 if has_gate else 4) * len(here) * h * i,
         unit=unit,
         check=check_experts(unit, args.top_k, scaling),
-        refusals={"b12x": local < args.num_experts and "--local_num_experts: it takes all experts"},
+        refusals={
+            "b12x": local < args.num_experts and "--local_num_experts: it takes all experts",
+            **dict.fromkeys(UNIFIED, _why_not_ordered(args)),
+        },
         columns={"activation_type": activation, "gated_act": activation.lower()},
     )
 
 
+UNIFIED: Final = ("unified", "unified-cute-dsl", "unified-trtllm")
 LORA_RANKS: Final = (8, 16, 32, 64)
 LORA_SIZES: Final = (
     *(384, 736, 768, 1024, 1344, 1472, 1536, 1856, 2048, 2112, 2688, 2816, 2880, 2944, 3072, 4096, 5120, 5888),
@@ -437,7 +446,7 @@ ROUTINES: Final = (
     _prerouted("cute_dsl_fp4_block_scale_moe", "nvfp4 experts after the routing", {"cute-dsl": BLACKWELL}),
     _prerouted(
         *("unified_nvfp4_moe", "the same through MoELayer, which chooses the faster of two kernels"),
-        dict.fromkeys(("unified", "unified-cute-dsl", "unified-trtllm"), BLACKWELL),
+        dict.fromkeys(UNIFIED, BLACKWELL),
     ),
     _prerouted("b12x_fused_moe", "nvfp4 experts after the routing, tokens in bfloat16", {"b12x": GEFORCE}),
     Routine(

@@ -120,6 +120,11 @@ HALF = "--q_dtype float16 --kv_dtype float16"
             dict.fromkeys(("trtllm-native", "auto", "cute-dsl"), "mask") | {"cutlass": "one query"},
         ),
         ("gated_delta_rule_decode", "--batch_size 2 --head_size 256", {"flashinfer": "takes 128", "triton": "not in"}),
+        (
+            "trtllm_fp4_block_scale_moe",
+            "--num_tokens 4 --hidden_size 192 --intermediate_size 64 --num_experts 4 --top_k 1",
+            {"trtllm": "multiple of 128"},
+        ),
         ("MSASparseDecode", "--s_kv 4096 --num_kv_heads 2 --s_qo 1", {"cudsl": "at most 16"}),
         ("MSASparseAttention", "--num_qo_heads 12", {"cudsl": "3 query heads"}),
         ("MSAProxyScore", "--num_qo_heads 12 --num_kv_heads 4", {}),
