@@ -23,7 +23,6 @@ from flashinfer_bench.bench.planning.plan import Job, Plan, Skip
 from flashinfer_bench.bench.planning.resume import names_of
 from flashinfer_bench.cli.github import Annotation, GitHubReport, Level, find_source
 from flashinfer_bench.cli.output import FAILED, INTERRUPTED, RAN
-from flashinfer_bench.cli.saves import SaveChange
 from flashinfer_bench.cli.tables import (
     Names,
     count,
@@ -53,6 +52,7 @@ from flashinfer_bench.data.sets.results import list_results
 from flashinfer_bench.data.store.layout import traces_path
 from flashinfer_bench.data.store.trace_lines import AnyTrace
 from flashinfer_bench.report.blind import find_blind
+from flashinfer_bench.report.changes import SaveChange
 from flashinfer_bench.report.intervals import interval_of, mean_speedup
 from flashinfer_bench.report.summary import (
     PairKey,

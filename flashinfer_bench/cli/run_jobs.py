@@ -51,7 +51,6 @@ from flashinfer_bench.cli.output import (
     write_problems,
 )
 from flashinfer_bench.cli.parser import typed_program
-from flashinfer_bench.cli.saves import SaveHistory
 from flashinfer_bench.cli.settings import describe_tolerances, naming_flags, read_config, setting_words
 from flashinfer_bench.cli.tables import Names, count, list_counts, shorten_uuid, some, write_result
 from flashinfer_bench.cli.verdicts import ENDED, describe_fault, describe_job, describe_verdict
@@ -67,6 +66,7 @@ from flashinfer_bench.data.store.layout import DEFINITIONS, TOLERANCES_FILE, TRA
 from flashinfer_bench.data.store.pack import is_passed_over
 from flashinfer_bench.data.store.trace_lines import AnyTrace
 from flashinfer_bench.errors import DataSetError, Fault, FlashInferBenchError, UsageError
+from flashinfer_bench.report.changes import SaveHistory
 from flashinfer_bench.report.verdict import first_reason
 
 if TYPE_CHECKING:

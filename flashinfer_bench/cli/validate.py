@@ -284,21 +284,24 @@ def _find_trace_issues(trace_set: TraceSet) -> Iterator[LoadIssue]:
     """Yield a warning for each kind of trace that contradicts the set, or that cannot be right."""
     file = (trace_set.root or Path()) / layout.TRACES
     for name in trace_set.definitions:
-        traces = list(kept_of(trace_set.traces.get(name, [])))
-        workloads = {trace.workload.uuid: trace.workload for trace in trace_set.workloads.get(name, [])}
-        known = (trace for trace in traces if trace.workload.uuid in workloads)
-        changed = sum(trace.workload.axes != workloads[trace.workload.uuid].axes for trace in known)
-        timed = (trace for trace in traces if trace.workload.timed)
-        times = [(trace.solution or "", trace.evaluation.performance) for trace in timed if trace.evaluation]
-        timeless = [solution for solution, time in times if time is not None and as_time(time.latency_ms) is None]
-        why = "PASSED with a latency that no call has, such as 0 or infinity"
         solutions = {item.name for item in trace_set.solutions.get(name, [])}
-        unserved = (trace for trace in traces if trace.solution not in solutions and not is_served(trace))
-        unknown = (trace for trace in traces if trace.workload.uuid not in workloads)
-        foreign = Counter(trace.workload.uuid for trace in unknown if not is_generated(trace))
+        workloads = {line.workload.uuid: line.workload for line in trace_set.workloads.get(name, [])}
+        unserved, unknown, changed, timeless = Counter[str](), Counter[str](), 0, list[str]()
+        for trace in kept_of(trace_set.traces.get(name, [])):
+            solution, uuid = trace.solution or "", trace.workload.uuid
+            time = trace.evaluation.performance if trace.evaluation is not None else None
+            if solution not in solutions and not is_served(trace):
+                unserved[solution] += 1
+            if uuid in workloads:
+                changed += trace.workload.axes != workloads[uuid].axes
+            elif not is_generated(trace):
+                unknown[uuid] += 1
+            if trace.workload.timed and time is not None and as_time(time.latency_ms) is None:
+                timeless.append(solution)
+        why = "PASSED with a latency that no call has, such as 0 or infinity"
         reasons = [
-            _of_unknown("solution", Counter(trace.solution or "" for trace in unserved), solutions),
-            _of_unknown("workload", foreign, workloads),
+            _of_unknown("solution", unserved, solutions),
+            _of_unknown("workload", unknown, workloads),
             changed and f"{_have(changed)} other sizes than the workload of the same uuid has now",
             timeless and f"{_have(len(timeless))} {why}: {some(sorted(set(timeless)))}",
         ]
@@ -314,13 +317,14 @@ FURTHER: Final[Mapping[str, Callable[[TraceSet], Iterator[LoadIssue]]]] = {
 """Check → the function that finds issues, in addition to the issues of loading."""
 
 
-def _of_unknown(kind: str, counts: Mapping[str, int], known: Collection[str]) -> str:
-    unknown = [name for name in counts if name not in known]
-    if not unknown:
+def _of_unknown(kind: str, traces: Counter[str], known: Collection[str]) -> str:
+    """Return the warning of traces whose solution or workload the set lacks, by name; empty without such traces."""
+    if not traces:
         return ""
-    hint = did_you_mean(unknown[0], known) if len(unknown) == 1 else ""
-    what = f"{kind} {unknown[0]!r}" if len(unknown) == 1 else f"{len(unknown)} {kind}s ({some(unknown)})"
-    total = count(sum(counts[name] for name in unknown), "trace")
+    first, *others = traces
+    what = f"{len(traces)} {kind}s ({some([first, *others])})" if others else f"{kind} {first!r}"
+    hint = "" if others else did_you_mean(first, known)
+    total = count(traces.total(), "trace")
     return f"{total} of {what}, which the set lacks (`validate --prune` removes such traces){hint}"
 
 
@@ -346,12 +350,14 @@ def _find_coverage(trace_set: TraceSet, jobs: Sequence[Mapping[str, Any]], autho
     for traces in trace_set.traces.values():
         latest = find_latest(kept_of(traces))
         passed |= {(trace.definition, trace.workload.uuid) for trace in latest if trace.is_successful()}
-    lines = {name: [trace.workload.uuid for trace in traces] for name, traces in trace_set.workloads.items()}
-    not_passed = {name: [uuid for uuid in uuids if (name, uuid) not in passed] for name, uuids in lines.items()}
-    have = {name for name, group in trace_set.solutions.items() if any(item.author == author for item in group)}
+    not_passed = {
+        name: [line.workload.uuid for line in lines if (name, line.workload.uuid) not in passed]
+        for name, lines in trace_set.workloads.items()
+    }
+    have = {item.definition for item in trace_set.all_solutions() if item.author == author}
     return {
         "baseline_author": author,
-        "without_workloads": [name for name in trace_set.definitions if not lines.get(name)],
+        "without_workloads": [name for name in trace_set.definitions if not trace_set.workloads.get(name)],
         "without_baseline": [name for name in trace_set.definitions if name not in have],
         "not_passed": {name: uuids for name, uuids in not_passed.items() if uuids},
     }
@@ -359,10 +365,9 @@ def _find_coverage(trace_set: TraceSet, jobs: Sequence[Mapping[str, Any]], autho
 
 def _known(flag: str, given: Sequence[str], known: Sequence[str]) -> list[str]:
     """Return the words in the order of the known words; refuse unknown words."""
-    wrong = [word for word in given if word not in known]
-    if wrong:
-        hints = [did_you_mean(word, known) or f"; known: {', '.join(known)}" for word in wrong]
-        raise UsageError("\n".join(f"{flag}: unknown {word!r}{hint}" for word, hint in zip(wrong, hints, strict=True)))
+    hints = {word: did_you_mean(word, known) or f"; known: {', '.join(known)}" for word in given if word not in known}
+    if hints:
+        raise UsageError("\n".join(f"{flag}: unknown {word!r}{hint}" for word, hint in hints.items()))
     return [word for word in known if word in given]
 
 

@@ -1,4 +1,4 @@
-"""Changes between two sets, and from run to run. Recorded intervals decide whether a time changed.
+"""Changes between two sets, from run to run, and from save to save. Recorded intervals decide whether a time changed.
 
 `compare` uses the same rule (`report/decision.py`). No time is measured again. Recorded intervals omit some causes of a
 change, such as a machine that was busy on one day. So decisions ignore these causes.
@@ -6,19 +6,23 @@ change, such as a machine that was busy on one day. So decisions ignore these ca
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from math import log
 from operator import attrgetter
-from typing import Final
+from typing import Any, Final, NamedTuple
 
-from flashinfer_bench.data.sets.results import Result, group, moment_of
+from flashinfer_bench.data import Trace
+from flashinfer_bench.data.measurement import INDICATIVE, join_standings
+from flashinfer_bench.data.sets.results import Result, group, list_results, moment_of
 from flashinfer_bench.report.comparable import comparison_keys, find_difference
 from flashinfer_bench.report.decision import SAME, THRESHOLD, UNKNOWN, decide, join_halves
 from flashinfer_bench.report.intervals import MeanRatio, half_of, mean_of
 
 GONE, NEW = "gone", "new"
 VERDICT: Final = "verdict"
+UNCHANGED: Final = "unchanged sources"
 _job = attrgetter("definition", "solution", "workload", "hardware")
 
 
@@ -65,6 +69,30 @@ class Epoch:
     """Decision on the ratio, as in `Change`; empty for the first epoch."""
 
 
+class SaveChange(NamedTuple):
+    """The times of a save, compared with the times of an earlier save."""
+
+    since: str
+    """Time of the earlier save: 14:02:11."""
+    ratio: MeanRatio
+    """Geometric mean over workloads of new time divided by old time."""
+    decision: str
+    """Decision on the ratio, as in `Change`; `UNCHANGED` if the sources are equal."""
+    standing: str
+    """The standing of the new times."""
+
+    def __str__(self) -> str:
+        """Describe the change: "0.71x the time of 14:02:11 (0.66 to 0.77): faster"."""
+        head = f"{INDICATIVE}: " if self.standing == INDICATIVE else ""
+        interval = " ({:.2f} to {:.2f})".format(*self.ratio.interval) if self.ratio.interval is not None else ""
+        return f"{head}{self.ratio.value:.2f}x the time of {self.since}{interval}: {self.decision}"
+
+    def document(self) -> dict[str, Any]:
+        """Return the change as JSON-able values."""
+        interval = [self.ratio.low, self.ratio.high]
+        return {**self._asdict(), "ratio": self.ratio.value, "interval95": interval}
+
+
 def find_changes(old: Iterable[Result], new: Iterable[Result], threshold: float = THRESHOLD) -> list[Change]:
     """Return a change for each job of the two sets, ordered by definition, solution and workload."""
     before, after = ({_job(item): item for item in part} for part in (old, new))
@@ -100,15 +128,33 @@ def find_epochs(results: Iterable[Result], threshold: float = THRESHOLD) -> list
     return found
 
 
-def compare_saves(old: Iterable[Result], new: Iterable[Result]) -> tuple[MeanRatio | None, str]:
-    """Return the geometric mean of new over old times of the same jobs, and the decision on the mean.
+class SaveHistory:
+    """The latest save of `run --watch` whose jobs all passed."""
 
-    Both results may be quick looks of one `--watch`. Other comparisons refuse quick looks.
-    """
-    before = {_job(item): item for item in old}
-    pairs = [(before[_job(item)], item) for item in new if _job(item) in before]
-    ratio = _ratio([pair for pair in pairs if not _not_comparable(*pair, may_be_quick=True)])
-    return ratio, _decide(ratio, THRESHOLD)
+    def __init__(self) -> None:
+        self._moment = ""
+        self._results: list[Result] = []
+
+    def add(self, traces: Iterable[Trace], seconds: float) -> SaveChange | None:
+        """Store a save. Return the change since the previous save that passed; None if no time can be compared.
+
+        Both saves may be quick looks. Other comparisons refuse quick looks.
+
+        Args:
+            traces: a passed trace for each job of the save.
+            seconds: time since the save.
+        """
+        old, since, new = self._results, self._moment, list_results(None, traces)
+        self._results = new
+        self._moment = time.strftime("%H:%M:%S", time.localtime(time.time() - seconds))
+        before = {_job(item): item for item in old}
+        pairs = [(before[_job(item)], item) for item in new if _job(item) in before]
+        ratio = _ratio(pair for pair in pairs if not _not_comparable(*pair, may_be_quick=True))
+        if ratio is None:
+            return None
+        then, now = ({one.reported.run.fingerprint.solution for one in part} for part in (old, new))
+        decision = UNCHANGED if then == now else _decide(ratio, THRESHOLD)
+        return SaveChange(since, ratio, decision, join_standings(one.measurement.standing for one in new))
 
 
 def _decide_change(old: Result | None, new: Result | None, threshold: float) -> tuple[str, str, MeanRatio | None]:
