@@ -41,6 +41,7 @@ REFUSED = {
     "7_complex": (MODEL.format("torch.fft.fft(x)"), "unknown dtype 'complex64'"),
     "8_reads": (MODEL.format("x if x.sum().item() < 9 else -x"), None),
     "9_own_text": (f"import inspect\n{MODEL.format('x')}\ndef one():\n    pass\ninspect.getsource(one)", None),
+    "10_not_fake": (f"cast = torch.nn.Linear(4, 4).double().float()\n{MODEL.format('cast(x)')}", None),
 }
 
 
@@ -114,7 +115,8 @@ def test_a_task_that_cannot_be_carried_over_is_named_with_the_reason(tmp_path: P
         (tmp_path / "level1" / f"{name}.py").write_text(HEAD + text)
     found = read_folder(tmp_path, KernelBench())
     reasons = {issue.file.stem: issue.reason for issue in found.issues}
-    assert list(found.definitions) == ["kernelbench_l1_008_reads", "kernelbench_l1_009_own_text"]
+    converted = ["kernelbench_l1_008_reads", "kernelbench_l1_009_own_text", "kernelbench_l1_010_not_fake"]
+    assert sorted(found.definitions) == converted
     for name, (_, reason) in REFUSED.items():
         assert (reason is None) == (name not in reasons)
         assert reason is None or reason in reasons[name]
