@@ -185,8 +185,8 @@ def reap() -> tuple[list[tuple[int, int]], bool]:
     return found, False
 
 
-def end_descendants(kill_all: Callable[[], object] | None) -> int:
-    """Kill and reap every process below this process; return how many were observed.
+def end_descendants(kill_all: Callable[[], object] | None) -> None:
+    """Kill and reap every process below this process.
 
     It continues until all have ended. This function needs no time limit, because the session that waits for it has one.
 
@@ -194,18 +194,14 @@ def end_descendants(kill_all: Callable[[], object] | None) -> int:
         kill_all: kills exactly the processes below this process; None if this is not possible. In that case, the
             processes are searched for.
     """
-    seen: set[int] = set()
     is_left = True
     while is_left:
         if kill_all is not None:
             kill_all()
         else:
-            seen.update(alive := descendants(os.getpid()))
-            kill_with_groups(os.getpid(), alive)
-        reaped, is_left = reap()
-        seen.update(pid for pid, _ in reaped)
+            kill_with_groups(os.getpid(), descendants(os.getpid()))
+        _, is_left = reap()
         time.sleep(0.001 if is_left else 0.0)
-    return len(seen)
 
 
 def end_tree(root: int, limit_s: float) -> bool:

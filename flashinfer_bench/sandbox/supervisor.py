@@ -3,7 +3,7 @@
 It adopts and kills the processes that the worker leaves behind, and reports how the worker ended. It uses one socket:
 
     supervisor → session   {"started": pid, "supervisor": its own pid}
-                           {"exit": {"code": int or null, "signal": int or null, "leftover": int, "over_memory": bool}}
+                           {"exit": {"code": its exit code, or minus the number of a signal, "over_memory": bool}}
     session → supervisor   any byte, or the end of the stream: end the worker now
 
 The worker is ended as a whole: its process group first, then every descendant. If the kernel separates signals
@@ -105,9 +105,8 @@ def run_supervisor(order: dict[str, Any], fds: Sequence[int], run_worker: RunWor
         code = os.waitstatus_to_exitcode(watch.until_end(session, wake_read))
         await_children(grace_s or 0.0)
     finally:
-        leftover = end_descendants(kill_domain if is_apart else None)
-    ended = {"code": code, "signal": None} if code >= 0 else {"code": None, "signal": -code}
-    report(session, {"exit": {**ended, "leftover": leftover, "over_memory": watch.over_memory}})
+        end_descendants(kill_domain if is_apart else None)
+    report(session, {"exit": {"code": code, "over_memory": watch.over_memory}})
 
 
 def report(session: socket.socket, message: dict[str, Any]) -> None:

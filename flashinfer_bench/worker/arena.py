@@ -64,15 +64,6 @@ class Slot:
         held = block.view(self.dtype)  # a block has whole pages, and slots begin at multiples of ALIGNMENT
         return held.as_strided((count, *self.shape), (stride // size, *first.stride()), self.offset // size)
 
-    def maker(self, block: torch.Tensor, stride: int) -> Callable[[int], torch.Tensor]:
-        """Return a function from a buffer's number to its tensor in a uint8 block. Buffers are `stride` bytes apart."""
-        if self.nbytes == 0:
-            return lambda _: self.view(block)
-        size = self.dtype.itemsize
-        begin, step, strides = self.offset // size, stride // size, self.view(block).stride()
-        held = block.view(self.dtype)  # a block has whole pages, and slots begin at multiples of ALIGNMENT
-        return lambda at: held.as_strided(self.shape, strides, begin + at * step)
-
 
 @dataclass(frozen=True)
 class MappedArena:

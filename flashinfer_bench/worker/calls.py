@@ -8,7 +8,7 @@ after the sample. They are copied before the next call, since honest code may re
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -245,10 +245,11 @@ def lay_out_calls(loaded: LoadedEntry, block: torch.Tensor, request: Mapping[str
     """
     count, stride, style = int(request["count"]), int(request["stride"]), request["style"]
 
-    def views(argument: dict[str, Any]) -> Callable[[int], Any]:
+    def views(argument: dict[str, Any]) -> Sequence[Any] | torch.Tensor:
+        """Return the argument of each call."""
         if "scalar" in argument:
-            return lambda _at: argument["scalar"]
-        return Slot.from_json(argument).maker(block, stride)
+            return [argument["scalar"]] * count
+        return Slot.from_json(argument).rows(block, count, stride)
 
     arguments = {name: views(argument) for name, argument in request["arguments"].items()}
     outputs = dict(zip(request["outputs"], map(views, request["slots"]), strict=True))
@@ -256,7 +257,7 @@ def lay_out_calls(loaded: LoadedEntry, block: torch.Tensor, request: Mapping[str
     named = find_call(loaded.function, arguments) if style == "keyword" else None
     laid = []
     for at in range(count):
-        own, slots = ({name: give(at) for name, give in of_all.items()} for of_all in (arguments, outputs))
+        own, slots = ({name: of_each[at] for name, of_each in of_all.items()} for of_all in (arguments, outputs))
         laid.append(LaidCall(loaded, own, slots, style, inputs_at, named))
     return laid
 

@@ -101,16 +101,6 @@ def let_prepare(server: socket.socket) -> None:
         send_frame(server, {"prepare": True})
 
 
-def hear_ready(server: socket.socket) -> bool | None:
-    """Return True if a server of precompiling workers is ready, None before, and False if the server has ended."""
-    try:
-        return bool(server.recv(len(READY), socket.MSG_DONTWAIT))
-    except BlockingIOError:
-        return None
-    except OSError:
-        return False
-
-
 def run_fork_server(sock: socket.socket, run_directory: Path | None, preparation: Preparation = Preparation()) -> None:
     """Serve spawn orders until the session has ended. It never returns.
 

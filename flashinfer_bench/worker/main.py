@@ -55,7 +55,7 @@ from flashinfer_bench.worker.load import LoadedEntry, load_entry
 from flashinfer_bench.worker.protocol import MOST_WORDS, STACK_FILE, STACK_SIGNAL, answer_readings
 
 METHODS: Final = ("load", "bind", "lay_out", "start", "calls", "burst", "relay", "collect", "stop", "recover", "unbind")
-"""Methods of the protocol, except `exit`."""
+"""Methods of the protocol."""
 
 
 def run_worker(
@@ -139,7 +139,7 @@ class Worker:
         """The operations of each kind of call since the clock was switched on."""
 
     def serve(self) -> None:
-        """Answer requests in order; return at `exit` or when the session has ended."""
+        """Answer requests in order; return when the session has ended."""
         methods = {name: getattr(self, name) for name in METHODS}
         gaps = {"launch_gap_ns": self.clock.launch_gap_ns(), "chain_gap_ns": self.clock.chain_gap_ns()}
         capture_first(self.device)
@@ -149,8 +149,6 @@ class Worker:
             try:
                 request = self.reader.read()
             except WireClosed:
-                return
-            if request["verb"] == "exit":
                 return
             if "first" in request:
                 request["indices"] = range(request["first"])

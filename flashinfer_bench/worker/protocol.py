@@ -20,7 +20,6 @@ request's `id`. "-" means no field.
     recover   -                                               -; after an error: the clock is off, no call is laid
                                                               out, the device is idle
     unbind    -                                               -; no memory of the session is mapped, no call laid out
-    exit      -                                               none; the process ends
 
 Each call has its own buffer (lay_out): inputs and output slots in the arena. `calls` makes the calls in the given
 buffers, once each, in order, and reads the clock if `lead` has their preambles. The results of a call are in its output

@@ -9,10 +9,9 @@ import pytest
 
 from flashinfer_bench import BenchmarkConfig, Engine
 from flashinfer_bench.bench.events import JobStarted, Notice
-from flashinfer_bench.bench.runner.launcher import launcher_ids
 from tests.bench.played import write_two
 from tests.kit.make import make_solution
-from tests.kit.processes import marked, wait_until_gone
+from tests.kit.processes import launcher_ids, marked, wait_until_gone
 
 pytestmark = [pytest.mark.cpu, pytest.mark.slow]
 LIMIT_S = 60.0

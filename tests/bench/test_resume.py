@@ -15,7 +15,7 @@ WANTED = fingerprint(**KEYS, evaluator="Default 1", hardware=H200)
 FULL, SEEDED, OTHER_SEED = WANTED | {"assurance": "full"}, WANTED | {"seed": "1"}, WANTED | {"seed": "2"}
 BOTH = WANTED | {"hardware": f"B200 + {H200}"}
 QUICK, OTHER = WANTED | {"timing": "quick"}, WANTED | {"solution": "x"}
-GONE = f"the worker is gone: {WorkerExit(None, 9, leftover=0, over_memory=True)}"
+GONE = f"the worker is gone: {WorkerExit(-9, over_memory=True)}"
 
 
 def without(*keys):

@@ -13,7 +13,7 @@ import uuid
 from contextlib import contextmanager
 from pathlib import Path
 
-from flashinfer_bench.bench.runner.launcher import MODULE, launcher_ids
+from flashinfer_bench.bench.runner.launcher import _LAUNCHERS, MODULE
 from flashinfer_bench.sandbox.process_tree import ancestors, is_alive
 
 VARIABLE = "FIB_TEST_MARK"
@@ -36,6 +36,11 @@ def marked():
 
 def all_pids():
     return [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
+
+
+def launcher_ids():
+    """Return the fork servers of sessions of this process."""
+    return {one.process.pid for key, one in _LAUNCHERS.items() if key[0] == os.getpid()}
 
 
 def is_hidden_session(pid):

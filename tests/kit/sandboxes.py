@@ -13,7 +13,7 @@ from flashinfer_bench.bench.runner.workers.worker_handle import WorkerProcess
 from flashinfer_bench.sandbox.confine import Policy
 from flashinfer_bench.sandbox.user import choose_user
 from flashinfer_bench.worker.protocol import Loaded
-from tests.kit.workers import running_template, worker_order
+from tests.kit.workers import running_template, wait_ready, worker_order
 
 ORDINARY, OWN = 65534, choose_user("7" * 64)
 
@@ -59,7 +59,7 @@ class Cell:
         with WorkerProcess(self.template, worker_order(sandbox=policy, environment=environment), home) as worker:
             if os.geteuid() == 0:
                 os.chown(home, self.worker, self.worker)
-            worker.wait_ready()
+            wait_ready(worker)
             place = {"directory": str(self.artifact), "entry": "main.py", "symbol": "run", "kind": "python"}
             answer = worker.ask("load", Loaded, 50.0, **place)
             assert isinstance(answer, Loaded), answer

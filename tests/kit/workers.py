@@ -1,9 +1,11 @@
 """Real worker processes for tests, forked from a template that lives in an interpreter of its own."""
 
 import os
+import select
 import socket
 import subprocess
 import sys
+import time
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -41,6 +43,13 @@ def running_template(run_directory: Path, user: int = 0):
     finally:
         ours.close()
         process.wait(60)
+
+
+def wait_ready(worker):
+    """Wait until a worker is ready; it has run no solution code yet."""
+    deadline = time.monotonic() + 60
+    while not worker.poll(deadline):
+        select.select([worker], [], [], 1.0)
 
 
 def worker_order(**changes):

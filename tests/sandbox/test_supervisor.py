@@ -28,7 +28,7 @@ from flashinfer_bench.sandbox.seccomp import can_filter
 from flashinfer_bench.worker.protocol import Loaded
 from tests.kit.processes import wait_until_gone
 from tests.kit.sandboxes import OWN, running_cell
-from tests.kit.workers import ROOT, running_template, worker_order
+from tests.kit.workers import ROOT, running_template, wait_ready, worker_order
 
 pytestmark = [pytest.mark.cpu, pytest.mark.skipif(sys.platform != "linux", reason="confinement is Linux's")]
 IS_ROOT = sys.platform == "linux" and os.geteuid() == 0
@@ -55,7 +55,7 @@ def start(server, tmp_path):
         (tmp_path / "main.py").write_text(HELD + source)
         with WorkerProcess(server, worker_order(**order), tmp_path / "home") as worker:
             started.worker = worker
-            worker.wait_ready()
+            wait_ready(worker)
             place = {"directory": str(tmp_path), "entry": "main.py", "symbol": "run", "kind": "python"}
             answer = worker.ask("load", Loaded, 20.0, **place)
             assert isinstance(answer, Loaded), answer

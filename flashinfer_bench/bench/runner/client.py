@@ -135,7 +135,6 @@ class SessionClient:
         """End the session and every process below it; return when all have ended."""
         if self._sock.fileno() < 0:
             return
-        self._send({"close": True})
         self._sock.close()
         self._process.end(0.5 if self.is_ready else 0.0)
         self._stderr.close()

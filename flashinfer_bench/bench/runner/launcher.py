@@ -148,7 +148,7 @@ class LaunchedSession:
                 if (ended := message.get("exit")) is None:
                     self._started = message
                 else:
-                    self.code = ended["code"] if ended["signal"] is None else -ended["signal"]
+                    self.code = ended["code"]
         return self._has_ended
 
     def end(self, patience_s: float = 0.0) -> None:
@@ -180,11 +180,6 @@ def launcher_for(environment: Mapping[str, str]) -> Launcher:
     if key not in _LAUNCHERS:
         _LAUNCHERS[key] = Launcher(environment)
     return _LAUNCHERS[key]
-
-
-def launcher_ids() -> set[int]:
-    """Return the process ids of this process's servers."""
-    return {one.process.pid for key, one in _LAUNCHERS.items() if key[0] == os.getpid()}
 
 
 @atexit.register

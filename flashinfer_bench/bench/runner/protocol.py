@@ -7,7 +7,6 @@ host → session      {"config": SessionConfig}       once, first
                                                     sent ahead
                     {"begin": true}                 run the request that was sent
                     {"drop": true}                  forget the request that was sent and has not begun
-                    {"close": true}
 session → host      {"ready": SessionReady}
                     {"phase": Phase}                its activity, and the limit for it
                     {"verdict": JobVerdict}

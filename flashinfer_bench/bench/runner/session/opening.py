@@ -23,7 +23,7 @@ from typing import Final
 
 from flashinfer_bench.base.files.held_folders import hold_folder
 from flashinfer_bench.base.host import spare_cores
-from flashinfer_bench.base.wire import FrameReader, WireClosed
+from flashinfer_bench.base.wire import FrameReader
 from flashinfer_bench.bench.evaluators.compare.kernel_cache import JUDGE_FOLDER, share_kernels
 from flashinfer_bench.bench.evaluators.inputs.threads import keep_to_one_thread
 from flashinfer_bench.bench.runner.protocol import Announced, RequestedSolution, SessionConfig, SessionRequest
@@ -85,8 +85,6 @@ class Requests:
 
     def _take(self) -> None:
         while not self._is_begun and (message := self._reader.pop()) is not None:
-            if "close" in message:
-                raise WireClosed
             if "request" in message:
                 self.ahead = SessionRequest.model_validate(message["request"])
                 self.announced += self.ahead.announced

@@ -87,7 +87,7 @@ class Precompiler:
 
     def __init__(self, pool: WorkerPool, *, has_modules: bool = False) -> None:
         self._pool = pool
-        self._kinds = TERMS.keys() if has_modules else {FirstCall.TRITON}
+        self._kinds = {*TERMS} if has_modules else {FirstCall.TRITON}
         self._wanted: dict[str, Wanted] = {}
         self._settled: set[str] = set()
         """Digests of solutions that need no precompilation any more."""
@@ -139,7 +139,7 @@ class Precompiler:
         try:
             gpu = describe_gpu()
         except Exception:  # Triton cannot use this GPU, or its version gives no description
-            self._pool.end_precompiling()
+            self._kinds = set()
             return
         words = {"calls": [call for call in calls if call is not None], "gpu": gpu, **terms.list_means()}
         with suppress(BuildFault, DeviceFault):  # the solution's own load will report it

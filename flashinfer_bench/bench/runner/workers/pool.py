@@ -44,7 +44,6 @@ from flashinfer_bench.bench.runner.workers.worker_handle import READY_LIMIT_S, W
 from flashinfer_bench.compile import Artifact
 from flashinfer_bench.data.digest import digest_of
 from flashinfer_bench.errors import DeviceFault
-from flashinfer_bench.worker.fork_server import hear_ready
 
 MOST_ENDING: Final = 4
 """Maximum number of workers that are ending at once. An ending worker still holds descriptors, and a context on a
@@ -154,8 +153,6 @@ class WorkerPool:
         self.sees_streams = False
         """Whether the clock detects the use of several streams."""
         self.precompiling: socket.socket | None = None
-        self._precompiles: bool | None = None
-        """Result of `hear_ready` for `precompiling`."""
         self._is_gpu = session_config.device == "cuda"
         self._gpu_index = session_config.gpu_index
         self._numbers = itertools.count(1)
@@ -185,7 +182,8 @@ class WorkerPool:
         for warm in list(self._warm):
             self._drop(warm)
         self.server.close()
-        self.end_precompiling()
+        if self.precompiling is not None:
+            self.precompiling.close()
 
     # Which solution has which worker.
 
@@ -490,14 +488,29 @@ class WorkerPool:
 
     def order_for(self, files: SolutionFiles, home: Path, precompiled: Precompiled | None = None) -> dict[str, Any]:
         """Return the spawn order of a worker. A worker that precompiles has no GPU, and ends after its work."""
-        index, image = (self._gpu_index, self.timing_image) if precompiled is None else (None, None)
-        order = make_order(self._session_config, home, gpu_index=index, image=image) | {
-            "is_reference": files.is_reference
-        }
+        config, index, image = self._session_config, self._gpu_index, self.timing_image or b""
+        if precompiled is not None:
+            index, image = None, b""
         owner, folder = files.digest, self.policies.folder(files.digest)
         if files == NEW:
             owner, folder = digest_of(str(home)), home
-        order["environment"] |= self.policies.environment(folder)
+        environment = worker_environment(os.environ, Path(config.cache_root)) | self.policies.environment(folder)
+        environment |= {"HOME": str(home), "TMPDIR": str(home)}
+        if index is not None:  # else the GPU that the session sees
+            environment["CUDA_VISIBLE_DEVICES"] = str(index)
+        order: dict[str, Any] = {
+            "environment": environment,
+            "is_reference": files.is_reference,
+            "gpu_uuid": config.gpu_uuid if index is not None else None,
+            "device": "cuda:0" if config.device == "cuda" else "cpu",
+            "threads": usable_cores(),
+            "memory_limit_bytes": config.worker_memory_bytes or int(usable_memory() * MEMORY_SHARE / config.sessions),
+            "timing": {
+                "l2_cache": config.timing.l2_cache,
+                "clock": config.timing.clock,
+                "image": base64.b64encode(image).decode(),  # empty to have the worker assemble it
+            },
+        }
         policy = self.policies.make_policy(owner, folder, files.artifact)
         if policy is None:
             return order
@@ -508,7 +521,7 @@ class WorkerPool:
             # A killed worker can leave Triton's cache and ninja's outputs unfinished. This is safe: ninja knows
             # unfinished files. A module's lock ends with the process, or the next worker removes it.
             folders = {name: str(home / name.lower()) for name in NOT_PRECOMPILED}
-            order["environment"] |= {"CUDA_VISIBLE_DEVICES": "", **folders}
+            environment |= {"CUDA_VISIBLE_DEVICES": "", **folders}
         return order | {"sandbox": policy.to_json(), "shared_modules": str(self.policies.shared_modules)}
 
     # Workers that precompile.
@@ -525,52 +538,12 @@ class WorkerPool:
         return worker
 
     def may_precompile(self) -> bool:
-        """Return whether workers that precompile can be started: their fork server has reported that it is ready.
+        """Return whether workers that precompile can be started: their fork server has sent that it is ready.
 
         The server imports for a second or more. Until then, waiting requests would fill the socket and block this
         process.
         """
-        if self.precompiling is not None and not self._precompiles:
-            self._precompiles = hear_ready(self.precompiling)
-            if self._precompiles is False:  # the server has ended
-                self.end_precompiling()
-        return self.precompiling is not None and bool(self._precompiles)
-
-    def end_precompiling(self) -> None:
-        """End the fork server of workers that precompile."""
-        if self.precompiling is not None:
-            self.precompiling.close()
-            self.precompiling = None
-
-
-def make_order(
-    session_config: SessionConfig, home: Path, *, gpu_index: int | None = None, image: bytes | None = None
-) -> dict[str, Any]:
-    """Return the spawn order of a worker without a sandbox.
-
-    Args:
-        gpu_index: the GPU's CUDA index; None for the GPU that the session sees.
-        image: machine code of the timing kernels; None to have the worker assemble it.
-    """
-    environment = worker_environment(os.environ, Path(session_config.cache_root)) | {
-        "HOME": str(home),
-        "TMPDIR": str(home),
-    }
-    if gpu_index is not None:
-        environment["CUDA_VISIBLE_DEVICES"] = str(gpu_index)
-    return {
-        "environment": environment,
-        "gpu_uuid": session_config.gpu_uuid if gpu_index is not None else None,
-        "device": "cuda:0" if session_config.device == "cuda" else "cpu",
-        "threads": usable_cores(),
-        "memory_limit_bytes": session_config.worker_memory_bytes
-        or int(usable_memory() * MEMORY_SHARE / session_config.sessions),
-        "timing": {
-            "l2_cache": session_config.timing.l2_cache,
-            "clock": session_config.timing.clock,
-            "image": "" if image is None else base64.b64encode(image).decode(),
-        },
-    }
+        return self.precompiling is not None and bool(select.select([self.precompiling], [], [], 0)[0])
 
 
 def _start_fault(worker: WorkerProcess, error: Exception) -> DeviceFault:

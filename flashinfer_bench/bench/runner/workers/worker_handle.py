@@ -82,12 +82,15 @@ class WorkerExit:
     """How a worker ended, as reported by its supervisor."""
 
     code: int | None
-    signal: int | None
-    leftover: int
-    """Processes that the worker left running. The supervisor has killed them."""
-    over_memory: bool
+    """The exit code, or the negative number of a signal; None if the end was not observed."""
+    over_memory: bool = False
     over_machine: bool = False
     """The worker was ended because the machine's memory was full. The memory of all processes does not explain it."""
+
+    @property
+    def signal(self) -> int | None:
+        """The signal that ended it; None if it ended by itself."""
+        return -self.code if self.code is not None and self.code < 0 else None
 
     def __str__(self) -> str:
         if self.over_memory:
@@ -216,12 +219,6 @@ class WorkerProcess:
     def is_on_another_gpu(self) -> bool:
         """Whether it found another GPU than the requested GPU."""
         return self.is_ready and self._wanted_gpu not in (None, self.ready.gpu_uuid)
-
-    def wait_ready(self) -> None:
-        """Wait until the worker is ready for work; it has run no solution code yet. For the errors see `poll`."""
-        deadline = time.monotonic() + READY_LIMIT_S
-        while not self.poll(deadline):
-            self._read_events(max(0.0, deadline - time.monotonic()))
 
     def poll(self, deadline: float) -> bool:
         """Return whether the worker is ready for work. Do not wait.
@@ -387,7 +384,7 @@ class WorkerProcess:
             self.begin_end()
             while self._hidden_growth() > self._most_hidden / 8 and time.monotonic() < now + FREED_S:
                 time.sleep(POLL_FREED_S)  # otherwise the next worker would start before this memory is free
-            raise WorkerGone(WorkerExit(None, signal.SIGKILL, 0, over_memory=False, over_machine=True))
+            raise WorkerGone(WorkerExit(-signal.SIGKILL, over_machine=True))
 
     def _hidden_growth(self) -> float:
         """Return the growth of the memory that belongs to no process, in bytes above its lowest value so far. The
@@ -464,8 +461,8 @@ class WorkerProcess:
             if self.exit is None:  # a solution's processes must end before the next solution runs
                 if self.supervisor_pid is None or not end_tree(self.supervisor_pid, FORCE_LIMIT_S):
                     raise DeviceFault("a worker, or something that it started, does not end")
-                self.exit = WorkerExit(None, signal.SIGKILL, 0, over_memory=False)
-            if self.supervisor_pid is not None and self.exit.code is self.exit.signal is None:
+                self.exit = WorkerExit(-signal.SIGKILL)
+            if self.supervisor_pid is not None and self.exit.code is None:
                 raise DeviceFault("a worker's supervisor ended first: something that the worker started may still run")
         finally:
             self._selector.close()
@@ -524,7 +521,7 @@ class WorkerProcess:
             self._reports.pump()
         except WireClosed:
             self._selector.unregister(sock)
-            self.exit = self.exit or WorkerExit(None, None, 0, over_memory=False)
+            self.exit = self.exit or WorkerExit(None)
             return
         while (message := self._reports.pop()) is not None:
             if "started" in message:

@@ -108,7 +108,7 @@ def raising(*errors):
 
 
 def killed(number=signal.SIGKILL, **how):
-    return WorkerKilled("the call", WorkerExit(None, number, 0, over_memory=False, **how))
+    return WorkerKilled("the call", WorkerExit(-number, **how))
 
 
 REPORTED = SolutionFailure("RUNTIME_ERROR", "as told", is_answer=True)

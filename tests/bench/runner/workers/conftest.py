@@ -14,7 +14,7 @@ from flashinfer_bench.bench.runner.workers.kernel_task import KernelMetadata, Ke
 from flashinfer_bench.bench.runner.workers.worker_handle import WorkerProcess
 from flashinfer_bench.compile import Artifact
 from tests.kit.trials import vary
-from tests.kit.workers import running_template, worker_order
+from tests.kit.workers import running_template, wait_ready, worker_order
 
 OUTPUTS = (OutputSpec("y", (4,), torch.float32),)
 PLAN = MeasurePlan(2, 5, 1.0)
@@ -50,7 +50,7 @@ def open_kernel(template, tmp_path):
             WorkerProcess(template, order, tmp_path / "home") as worker,
             SharedArena(torch.device("cpu")) as arena,
         ):
-            worker.wait_ready()
+            wait_ready(worker)
             tools = SessionTools(arena, RunMetadata(None), lambda: None)
             fields = {"timeout_seconds": 60.0, "plan": PLAN, "vary": vary(), **task}
             asked = KernelTask(["x"], list(outputs), **fields)

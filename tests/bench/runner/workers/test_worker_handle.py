@@ -10,7 +10,7 @@ import pytest
 from flashinfer_bench.bench.runner.workers import worker_handle
 from flashinfer_bench.bench.runner.workers.worker_handle import WorkerGone, WorkerLate, WorkerProcess
 from flashinfer_bench.worker.protocol import Claim
-from tests.kit.workers import worker_order
+from tests.kit.workers import wait_ready, worker_order
 
 pytestmark = pytest.mark.cpu
 
@@ -20,7 +20,7 @@ def test_a_channel_that_closes_while_the_supervisor_is_late_does_not_keep_a_work
 ):
     monkeypatch.setattr(worker_handle, "END_LIMIT_S", 0.5)
     worker = WorkerProcess(template, worker_order(), tmp_path / "home")
-    worker.wait_ready()
+    wait_ready(worker)
     os.kill(worker.supervisor_pid, signal.SIGSTOP)
     os.kill(worker.pid, signal.SIGKILL)
     assert worker.end().signal == signal.SIGKILL
@@ -28,7 +28,7 @@ def test_a_channel_that_closes_while_the_supervisor_is_late_does_not_keep_a_work
 
 def test_a_worker_that_reads_no_request_is_late(template, tmp_path):
     with WorkerProcess(template, worker_order(), tmp_path / "home") as worker:
-        worker.wait_ready()
+        wait_ready(worker)
         os.kill(worker.pid, signal.SIGSTOP)
         later = threading.Timer(8.0, os.kill, (worker.pid, signal.SIGCONT))
         later.start()
@@ -42,7 +42,7 @@ def test_a_worker_that_reads_no_request_is_late(template, tmp_path):
 def test_a_worker_that_cannot_be_held_still_in_time_is_ended(template, tmp_path, monkeypatch):
     monkeypatch.setattr(worker_handle, "PAUSE_LIMIT_S", -1.0)
     with WorkerProcess(template, worker_order(), tmp_path / "home") as worker:
-        worker.wait_ready()
+        wait_ready(worker)
         with pytest.raises(WorkerGone):
             worker.pause()
             while True:  # it may answer once before its guard gets a core
