@@ -177,8 +177,3 @@ def recorded_variables(environment: Mapping[str, str]) -> dict[str, str]:
         if _is_among(name, RECORDED) and not _is_among(name, NAMES_PATHS)
         if is_passed_on(name) and not _is_secret(name, value)
     }
-
-
-def solution_environment(own: Path) -> dict[str, str]:
-    """Return the variables that name a solution's private folders for its run-time compilers."""
-    return {"TRITON_CACHE_DIR": str(own / "triton"), "TORCH_EXTENSIONS_DIR": str(own / "torch")}

@@ -148,7 +148,6 @@ class SessionRequest(Frame):
 class SessionReady(Frame):
     """The session can take requests."""
 
-    pid: int
     libs: dict[str, str]
 
 

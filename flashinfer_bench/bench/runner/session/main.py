@@ -11,6 +11,7 @@ import os
 import platform
 import socket
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Iterator
@@ -25,14 +26,16 @@ from flashinfer_bench.base.stamp import utc_now
 from flashinfer_bench.base.wire import WireClosed, send_frame
 from flashinfer_bench.bench.evaluators.compare.kernel_cache import build_helpers
 from flashinfer_bench.bench.evaluators.registry import register
-from flashinfer_bench.bench.runner.protocol import JobFault, JobVerdict, RequestedJob, SessionReady
+from flashinfer_bench.bench.runner.protocol import JobFault, JobVerdict, RequestedJob, SessionConfig, SessionReady
+from flashinfer_bench.bench.runner.run_metadata import RunMetadata
 from flashinfer_bench.bench.runner.session.device_session import DeviceSession
 from flashinfer_bench.bench.runner.session.job import RequestContext
-from flashinfer_bench.bench.runner.session.opening import OpenedSession, Requests
+from flashinfer_bench.bench.runner.session.opening import Requests
 from flashinfer_bench.bench.runner.session.outcome import NotPlain, make_evaluation
 from flashinfer_bench.bench.runner.session.reference_timing import KeptTimes
 from flashinfer_bench.bench.runner.workers.arena import SharedArena
 from flashinfer_bench.bench.runner.workers.kernel_task import SessionTools
+from flashinfer_bench.bench.runner.workers.pool import WorkerPool
 from flashinfer_bench.data import Environment
 from flashinfer_bench.errors import WorkloadFault
 from flashinfer_bench.timing.clocks import capture_first, import_cupti, make_clock
@@ -49,18 +52,28 @@ BATCH_GROWTH: Final = 4
 must be few."""
 
 
-def serve(opened: OpenedSession) -> None:
-    """Serve the host until it closes its end."""
-    session_config, host, pool, run_metadata = opened.session_config, opened.host, opened.pool, opened.run_metadata
+def serve(
+    session_config: SessionConfig,
+    host: socket.socket,
+    requests: Requests,
+    pool: WorkerPool,
+    run_metadata: RunMetadata,
+    context: threading.Thread | None,
+) -> None:
+    """Serve the host until it closes its end. The first workers are starting.
+
+    Args:
+        context: the thread that makes the context on a GPU; None on a CPU.
+    """
     sys.dont_write_bytecode = True  # plug-ins can lie in any folder
     register(session_config.plug_ins)
-    device = torch.device("cuda", 0) if opened.context is not None else torch.device("cpu")
-    if opened.context is not None:
+    device = torch.device("cpu" if context is None else "cuda:0")
+    if context is not None:
         import_cupti()  # while the driver makes the context
         if session_config.needs_triton:
             with contextlib.suppress(ImportError):  # comparisons do not need Triton's driver
                 importlib.import_module("triton.runtime.driver")
-        opened.context.join()
+        context.join()
         torch.zeros(1, device=device)
         pool.timing_image = kernel_image()
     clock = make_clock(device, l2_cache=session_config.timing.l2_cache, clock=session_config.timing.clock)
@@ -69,10 +82,10 @@ def serve(opened: OpenedSession) -> None:
     run_metadata.least_span_ns = clock.least_span_ns()
     pool.see_context(clock.chain_gap_ns())
     capture_first(device)
-    if session_config.needs_triton and opened.context is not None:
+    if session_config.needs_triton and context is not None:
         build_helpers()
     libs = library_versions()
-    send_frame(host, {"ready": SessionReady(pid=os.getpid(), libs=libs).model_dump()})
+    send_frame(host, {"ready": SessionReady(libs=libs).model_dump()})
     tools = SessionTools(SharedArena(device), run_metadata, pool.await_quiet, pool.is_slowed, pool.is_starting)
     kept = KeptTimes.open(session_config, libs, os.environ)
     make_session = (
@@ -84,7 +97,7 @@ def serve(opened: OpenedSession) -> None:
     environment, batch_s = Environment(hardware=session_config.hardware, libs=libs), FIRST_BATCH_S
     try:
         while True:
-            run_request(host, session, opened.requests, environment, batch_s)
+            run_request(host, session, requests, environment, batch_s)
             batch_s = LATER_BATCH_S
             send_frame(host, {"done": True})
     except (WireClosed, BrokenPipeError):

@@ -14,9 +14,7 @@ import select
 import socket
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Final
@@ -101,34 +99,13 @@ def files_of(solution: RequestedSolution) -> SolutionFiles:
     return SolutionFiles(solution.digest, directory, wants_fast=solution.language == "python")
 
 
-@dataclass(frozen=True)
-class OpenedSession:
-    """A session whose first workers are starting."""
-
-    session_config: SessionConfig
-    host: socket.socket
-    requests: Requests
-    pool: WorkerPool
-    run_metadata: RunMetadata
-    context: threading.Thread | None
-    """The thread that makes the context on a GPU; None on a CPU."""
-
-
-def serve_host(fd: int) -> None:
-    """Serve the host at the other end of a socket until it closes its end."""
-    with open_session(fd) as opened:
-        import_judge().serve(opened)
-
-
 def import_judge() -> ModuleType:
     """Import the judge. Later calls return the same module."""
     return importlib.import_module(JUDGE)
 
 
-@contextmanager
-def open_session(fd: int) -> Iterator[OpenedSession]:
-    """Open the session of the host at the other end of a socket. The session's workers end at the exit of this context
-    manager.
+def serve_host(fd: int) -> None:
+    """Serve the host at the other end of a socket until it closes its end. Then the session's workers end.
 
     Call it before the device is used or threads are started.
     """
@@ -157,7 +134,7 @@ def open_session(fd: int) -> Iterator[OpenedSession]:
             pool.expect(list_first_files(session_config, requests.ahead))
         if prepares_beside:
             let_prepare(fork_server)
-        yield OpenedSession(session_config, host, requests, pool, run_metadata, context)
+        import_judge().serve(session_config, host, requests, pool, run_metadata, context)
 
 
 def list_first_files(session_config: SessionConfig, request: SessionRequest) -> list[SolutionFiles]:

@@ -25,7 +25,7 @@ from typing import Final
 from flashinfer_bench.base.files.reading import read_whole
 from flashinfer_bench.base.files.trees import walk_files
 from flashinfer_bench.bench.evaluators.compare.kernel_cache import lend_helpers
-from flashinfer_bench.bench.runner.environments import library_folder, named_paths, solution_environment
+from flashinfer_bench.bench.runner.environments import library_folder, named_paths
 from flashinfer_bench.bench.runner.protocol import SessionConfig
 from flashinfer_bench.compile import Artifact
 from flashinfer_bench.compile.cache import JIT_FOLDER, MOST_FILE_BYTES
@@ -92,10 +92,11 @@ class PolicyMaker:
 
     def environment(self, folder: Path) -> dict[str, str]:
         """Return the variables that are specific to a worker whose run-time compilers use this folder."""
+        compilers = {"TRITON_CACHE_DIR": str(folder / "triton"), "TORCH_EXTENSIONS_DIR": str(folder / "torch")}
         if not self._session_config.is_sandboxed:
-            return solution_environment(folder)
+            return compilers
         return {
-            **solution_environment(folder),
+            **compilers,
             "FLASHINFER_WORKSPACE_BASE": str(folder / "flashinfer"),
             "CUDA_CACHE_PATH": str(folder / "cuda"),
             "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
@@ -136,7 +137,7 @@ class PolicyMaker:
             return None
         is_new = not folder.exists()  # in a folder that a worker has written to, a name may be a link
         folder.mkdir(parents=True, exist_ok=True)
-        lent = lend_helpers(Path(solution_environment(folder)["TRITON_CACHE_DIR"])) if is_new else []
+        lent = lend_helpers(Path(self.environment(folder)["TRITON_CACHE_DIR"])) if is_new else []
         reads = [str(path) for path in (self.shared_modules / LIBRARY, artifact) if path is not None]
         user = None
         if self._has_own_user and find_barrier(folder.parent, enters_only=True) is None:
