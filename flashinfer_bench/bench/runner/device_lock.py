@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from flashinfer_bench.base.files.locks import try_lock
-from flashinfer_bench.base.files.reading import refuse_strange
+from flashinfer_bench.base.files.writing import open_folder
 from flashinfer_bench.bench.machine import Device
 from flashinfer_bench.errors import DeviceFault
 
@@ -26,20 +26,13 @@ def lock_path(device: Device) -> Path:
 
 
 def open_lock(path: Path) -> int:
-    """Open a file that every user of the machine can lock. Create the file if it is missing."""
-    path.parent.mkdir(mode=0o1777, parents=True, exist_ok=True)
+    """Open a file that every user of the machine can lock. Create the file and its folder if they are missing."""
     before = os.umask(0)
     try:
-        flags = os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_NOCTTY | os.O_NOFOLLOW | os.O_CLOEXEC
-        fd = os.open(path, flags, 0o666)  # follow no link: its target would be truncated
+        with open_folder(path.parent, path.parent, mode=0o1777) as folder:  # follows no link to another file
+            return folder.open(path.name, os.O_RDWR | os.O_CREAT)
     finally:
         os.umask(before)
-    try:
-        refuse_strange(os.fstat(fd), path)
-    except BaseException:
-        os.close(fd)
-        raise
-    return fd
 
 
 def ask_for_device(device: Device, held: ExitStack, *, limit_s: float = WAIT_LIMIT_S) -> Iterator[str | None]:

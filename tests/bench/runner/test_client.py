@@ -68,6 +68,8 @@ def locks(tmp_path, monkeypatch):
 def test_a_second_run_waits_until_its_limit_or_the_device_is_free_and_says_who_holds_it(locks):
     with ExitStack() as first, ExitStack() as second:
         assert list(ask_for_device(GPU, first)) + list(ask_for_device(OTHER, second)) == []
+        path = device_lock.lock_path(GPU)
+        assert (path.parent.stat().st_mode & 0o7777, path.stat().st_mode & 0o777) == (0o1777, 0o666)  # of all users
         waiting = ask_for_device(GPU, second, limit_s=0.05)
         assert f"process {os.getpid()}" in next(waiting)
         with pytest.raises(DeviceFault, match=r"cuda:0 was not free within 0\.05 s"):
