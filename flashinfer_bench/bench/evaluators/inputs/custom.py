@@ -167,7 +167,9 @@ def _seeded(seed: int, device: torch.device) -> Iterator[None]:
     """Seed the generators that a function may draw from, and restore their states afterwards."""
     states = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else [], device_type="cuda"):
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed formats a stack for each unused kind of device
+        if device.type == "cuda":
+            torch.cuda.manual_seed(seed)
         random.seed(seed)
         np.random.seed(seed % _NUMPY_SEEDS)
         try:
