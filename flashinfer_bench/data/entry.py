@@ -33,8 +33,6 @@ MODULE_FUNCTION: Final = re.compile(r'\bdef\s*\(\s*"(\w+)"')
 OPERATORS: Final = re.compile(r"\bTORCH_LIBRARY(?:_FRAGMENT)?\s*\(")
 """Code that registers functions as torch operators."""
 TORCH_HEADER: Final = re.compile(r'^[ \t]*#[ \t]*include[ \t]*[<"]((?:torch|ATen|c10)/[^>"\n]+)', re.MULTILINE)
-MOST_NAMED: Final = 20
-"""Largest number of functions that a message names."""
 
 
 class FoundBinding(NamedTuple):
@@ -141,5 +139,5 @@ def _check_export(solution: Solution) -> Iterator[str]:
 
 def _missing(solution: Solution, names: Sequence[str]) -> str:
     symbol, path = solution.get_entry_symbol(), solution.get_entry_path()
-    there = f"; there is {', '.join(list(dict.fromkeys(names))[:MOST_NAMED])}" if names else ""
+    there = f"; there is {', '.join(dict.fromkeys(names))}" if names else ""
     return f"{path}: there is no function {symbol!r}{did_you_mean(symbol, names) or there}"

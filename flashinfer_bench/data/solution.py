@@ -26,8 +26,6 @@ MOST_SOURCES: Final = 4096
 """Largest number of sources of a solution."""
 _UNIQUE_DIGITS: Final = 8
 """Hexadecimal digits of the digest in a unique name."""
-_SHOWN_PATHS: Final = 20
-"""Largest number of sources that a message lists."""
 _DRIVE: Final = re.compile(r"[A-Za-z]:")
 
 
@@ -155,7 +153,7 @@ class Solution(DataModel):
         path, paths = str(self.get_entry_path()), [source.path for source in self.sources]
         if path not in paths:
             hint = did_you_mean(path, paths)
-            raise ValueError(f"entry point {path!r} is not among the sources ({', '.join(paths[:_SHOWN_PATHS])}){hint}")
+            raise ValueError(f"entry point {path!r} is not among the sources ({', '.join(paths)}){hint}")
         return self
 
     def get_entry_path(self) -> Path:

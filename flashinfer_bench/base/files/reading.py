@@ -29,10 +29,6 @@ KINDS: Final = (
 )
 
 
-class GitLfsPointer(OSError):
-    """A file is only a git-lfs pointer."""
-
-
 def open_to_read(path: Path | str) -> int:
     """Open a regular file without waiting; return its descriptor.
 
@@ -89,10 +85,10 @@ def refuse_strange(found: os.stat_result, path: Path | str) -> None:
 
 
 def refuse_pointer(start: bytes | bytearray, path: Path | str) -> None:
-    """Raise GitLfsPointer if the file begins like a git-lfs pointer."""
+    """Raise OSError if the file begins like a git-lfs pointer."""
     if start.startswith(POINTER_START):
         said = "this is a git-lfs pointer, not the file; run `git lfs pull` in its repository"
-        raise GitLfsPointer(errno.EINVAL, said, str(path))
+        raise OSError(errno.EINVAL, said, str(path))
 
 
 def check_size(size: int, path: Path | str, most_bytes: int) -> None:
