@@ -38,13 +38,14 @@ from flashinfer_bench.bench.events import Event
 from flashinfer_bench.bench.harness import Harness
 from flashinfer_bench.bench.job_queue import QueueClass
 from flashinfer_bench.bench.planning.plan import Job, JobMaker, check_extras, prepare, why_not_here
-from flashinfer_bench.bench.planning.resume import decide, read_fingerprint
+from flashinfer_bench.bench.planning.resume import decide
 from flashinfer_bench.bench.planning.selection import Selected
 from flashinfer_bench.bench.runner.job_seeds import JobSeeds
 from flashinfer_bench.bench.runner.launcher import end_launchers
 from flashinfer_bench.bench.scheduler import POLL_S, Rules
 from flashinfer_bench.bench.task import Task
 from flashinfer_bench.data import Solution, Trace, TraceSet
+from flashinfer_bench.data.measurement import read_reported
 from flashinfer_bench.data.names import did_you_mean
 from flashinfer_bench.data.sets.results import in_order_of_time
 from flashinfer_bench.data.store.trace_lines import AnyTrace, kept_of, to_trace
@@ -418,7 +419,7 @@ class SolutionJobs:
         if definition not in self._recorded:
             known: Recorded = {}
             for trace in in_order_of_time(kept_of(self._context.trace_set.traces.get(definition, []))):
-                keys = (read_fingerprint(trace.evaluation) if trace.evaluation is not None else None) or {}
+                keys = read_reported(trace.evaluation).run.fingerprint if trace.evaluation is not None else {}
                 if "solution" in keys:
                     known.setdefault((trace.workload.uuid, keys["solution"]), []).append(trace)
                 self._best.note(trace, keys.get("solution", trace.solution or ""))

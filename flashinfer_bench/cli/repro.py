@@ -92,7 +92,7 @@ def execute(args: Namespace) -> int:
     if not recorded:
         refuse_other_evaluator(plan, find_latest(trace_set.all_traces()))
     for trace in recorded:
-        digest = trace.evaluation and read_reported(trace.evaluation).run.fingerprint.solution
+        digest = trace.evaluation and read_reported(trace.evaluation).run.solution_digest
         if digest and digest != job.solution.digest():
             write_err(f"warning: {job.solution.name} has changed since it was judged; its present source is called")
     name = args.dump or f"repro-{path_part(job.solution.name)}-{path_part(job.workload.uuid)}"

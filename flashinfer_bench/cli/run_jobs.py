@@ -224,7 +224,7 @@ def refuse_other_evaluator(plan: Plan, recorded: Iterable[AnyTrace]) -> None:
     built_in = {names_of_job(job) for job in plan.jobs if OWN not in job.fingerprint.get("evaluator", "")}
     for trace in recorded:
         judged = trace.evaluation if names_of(trace) in built_in else None
-        then = "" if judged is None else read_reported(judged).run.fingerprint.evaluator
+        then = "" if judged is None else read_reported(judged).run.fingerprint.get("evaluator", "")
         if OWN in then:
             module, _, name = then.split()[0].partition(OWN)
             job = f"{trace.solution} on {trace.workload.uuid}"

@@ -158,25 +158,11 @@ class CompiledRecord(msgspec.Struct, frozen=True, gc=False):
     """Why there is no latency."""
 
 
-class FingerprintRecord(msgspec.Struct, frozen=True, gc=False):
-    """The parsed fields of a fingerprint. All fields are empty in a trace from another engine."""
-
-    definition: str = ""
-    solution: str = ""
-    workload: str = ""
-    evaluator: str = ""
-    hardware: str = ""
-    protocol: str | int = ""
-    """Number of the procedure for calls and timing."""
-    sandbox: str = ""
-    timing: str = ""
-    """Settings of the timing that differ from the defaults."""
-
-
 class RunRecord(msgspec.Struct, frozen=True, gc=False):
     """The parsed fields of the record of a run."""
 
-    fingerprint: FingerprintRecord = FingerprintRecord()
+    fingerprint: dict[str, str] = {}
+    """Digests of the judged objects, and settings (`planning.resume`). Empty in a trace from another engine."""
     quick: bool = False
     """Whether the verdict is a quick look. Its latency is not compared with other latencies."""
     seed: int | None = None
@@ -184,6 +170,21 @@ class RunRecord(msgspec.Struct, frozen=True, gc=False):
     """The task of a server that the verdict belongs to; empty for a run."""
     author: str = ""
     """The author of a solution that was submitted to a server."""
+    timeout_seconds: Number | None = None
+    call_timeout_seconds: Number | None = None
+    worker_memory_gb: Number | None = None
+
+    @property
+    def solution_digest(self) -> str:
+        """The digest of the judged solution; empty in a trace from another engine."""
+        return self.fingerprint.get("solution", "")
+
+    @property
+    def keys(self) -> dict[str, str]:
+        """The fingerprint with the seed of the run."""
+        if not self.fingerprint or self.seed is None:
+            return self.fingerprint
+        return {"seed": str(self.seed), **self.fingerprint}
 
 
 class ReportedTrace(msgspec.Struct, frozen=True, gc=False):
@@ -196,6 +197,8 @@ class ReportedTrace(msgspec.Struct, frozen=True, gc=False):
     roofline: RooflineRecord = RooflineRecord()
     run: RunRecord = RunRecord()
     evaluator: str = ""
+    library_calls: str = ""
+    """"refused" if the solution was right and its kernels were all a library's."""
 
     def may_be_best(self, latency_ms: float) -> bool:
         """Return whether a latency may be called the best.
@@ -214,22 +217,20 @@ class ReportedTrace(msgspec.Struct, frozen=True, gc=False):
         return not (self.run.quick or both_wait or is_raised)
 
 
+_REPORTED: Final = msgspec.json.Decoder(ReportedTrace)
+
+
 def read_reported(evaluation: AnyEvaluation) -> ReportedTrace:
-    """Return the data of a trace; all values are missing if there is no `extra`."""
-    return read_extra(evaluation, ReportedTrace)
+    """Return the data of a trace. An entry of `extra` that is missing or has an unexpected form counts as missing."""
+    if isinstance(evaluation, EvaluationLine):
+        with suppress(msgspec.MsgspecError):
+            return _REPORTED.decode(evaluation.extra_text)
+    return _read_leniently(evaluation.extra, ReportedTrace)
 
 
 def read_measurement(evaluation: AnyEvaluation) -> Measurement:
     """Return the record of the solution's timing; all values are missing if the trace has no record."""
     return read_reported(evaluation).measurement
-
-
-def read_extra(evaluation: AnyEvaluation, kind: type[Record]) -> Record:
-    """Read the fields of a record from `extra`. An entry with an unexpected form counts as missing."""
-    if isinstance(evaluation, EvaluationLine):
-        with suppress(msgspec.MsgspecError):
-            return msgspec.json.decode(evaluation.extra_text, type=kind)
-    return _read_leniently(evaluation.extra, kind)
 
 
 def _read_leniently(value: Any, kind: type[Record]) -> Record:

@@ -152,7 +152,7 @@ class SaveHistory:
         ratio = _ratio(pair for pair in pairs if not _not_comparable(*pair, may_be_quick=True))
         if ratio is None:
             return None
-        then, now = ({one.reported.run.fingerprint.solution for one in part} for part in (old, new))
+        then, now = ({one.reported.run.solution_digest for one in part} for part in (old, new))
         decision = UNCHANGED if then == now else _decide(ratio, THRESHOLD)
         return SaveChange(since, ratio, decision, join_standings(one.measurement.standing for one in new))
 
@@ -204,7 +204,7 @@ def _epoch(current: dict[str, Result], previous: dict[str, Result], threshold: f
     return Epoch(
         solution=first.solution,
         hardware=first.hardware,
-        digest=first.reported.run.fingerprint.solution[:8],
+        digest=first.reported.run.solution_digest[:8],
         begin=first.evaluation.timestamp,
         verdicts=len(current),
         passed=len(passed),
@@ -221,7 +221,7 @@ def _differences(before: dict[str, Result], new: Result) -> tuple[str, ...]:
         return ()
     old = next(iter(before.values()))
     then, now = (item.evaluation.environment.libs for item in (old, new))
-    is_other = old.reported.run.fingerprint.solution != new.reported.run.fingerprint.solution
+    is_other = old.reported.run.solution_digest != new.reported.run.solution_digest
     versions = [
         f"{name} {then.get(name, '-')} -> {now.get(name, '-')}"
         for name in sorted({*then, *now})

@@ -37,8 +37,8 @@ class Difference(NamedTuple):
 def comparison_keys(reported: ReportedTrace, hardware: str) -> dict[str, str]:
     """Return the conditions of a time by key, without keys that the trace lacks."""
     known, record = reported.run.fingerprint, reported.measurement
-    usual = USUAL if known.protocol or known.sandbox or known.solution else ""
-    values = (hardware, record.cache_state, record.method, known.protocol, known.sandbox, known.timing or usual)
+    own = (known.get("protocol"), known.get("sandbox"), known.get("timing", USUAL if known else ""))
+    values = (hardware, record.cache_state, record.method, *own)
     return {key: to_one_line(str(value)) for key, value in zip(KINDS, values, strict=True) if value}
 
 

@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Final
 
 from flashinfer_bench.bench.planning.resume import PROTOCOL
-from flashinfer_bench.data.measurement import BOUNDS, FingerprintRecord, ReportedTrace
+from flashinfer_bench.data.measurement import BOUNDS, ReportedTrace
 from flashinfer_bench.report.verdict import to_one_line
 from flashinfer_bench.timing.flags import FLAGS
 from flashinfer_bench.timing.measurement import EVENTS_ASKED_FOR, reason_of_fallback
@@ -67,12 +67,11 @@ def flags_in(reported: ReportedTrace) -> list[str]:
     A verdict of another engine has no fingerprint, so only flags about times apply.
     """
     measured, known = reported.measurement, reported.run.fingerprint
-    is_ours = known != FingerprintRecord()
     conditions = {
         "noisy_reference": measured.meaningful and "noisy" in reported.baseline.flags,
-        "older_protocol": is_ours and str(known.protocol) != str(PROTOCOL),
-        "no_sandbox": known.sandbox == "none",
-        QUICK: is_ours and reported.run.quick,
+        "older_protocol": known and known.get("protocol") != str(PROTOCOL),
+        "no_sandbox": known.get("sandbox") == "none",
+        QUICK: known and reported.run.quick,
     }
     return [*(measured.flags if measured.meaningful else ()), *filter(conditions.get, conditions)]
 

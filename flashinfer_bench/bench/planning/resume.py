@@ -20,10 +20,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import inf
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-import msgspec
-
 from flashinfer_bench.data.evaluation import EvaluationStatus
-from flashinfer_bench.data.measurement import read_extra, read_measurement, read_reported
+from flashinfer_bench.data.measurement import RunRecord, read_measurement, read_reported
 from flashinfer_bench.data.sets.results import JUDGED_KEYS, in_order_of_time
 from flashinfer_bench.data.store.trace_lines import AnyEvaluation, AnyTrace
 
@@ -75,13 +73,11 @@ def fingerprint(**keys: str | int | None) -> dict[str, str]:
     return {key: str(keys[key]) for key in FINGERPRINT_KEYS if keys.get(key) is not None}
 
 
-def is_same(recorded: Mapping[str, str] | None, wanted: Mapping[str, str]) -> bool:
+def is_same(recorded: Mapping[str, str], wanted: Mapping[str, str]) -> bool:
     """Return whether a recorded fingerprint equals the wanted fingerprint, or differs only by a higher assurance.
 
     If no seed is requested, any seed matches.
     """
-    if recorded is None:
-        return False
     more = {"seed", "assurance"} - wanted.keys()
     return {key: value for key, value in recorded.items() if key not in more} == wanted
 
@@ -95,33 +91,7 @@ class Decision(NamedTuple):
     """The recorded trace of a skipped job: its latest trace with a baseline, else its latest trace."""
 
 
-class RecordedRun(msgspec.Struct, frozen=True, gc=False):
-    """The fields of a run's record that are read."""
-
-    fingerprint: dict[str, str] | None = None
-    quick: bool = False
-    seed: int | None = None
-    timeout_seconds: float | None = None
-    call_timeout_seconds: float | None = None
-    worker_memory_gb: float | None = None
-
-    @property
-    def keys(self) -> Mapping[str, str] | None:
-        """Return the fingerprint with the seed of the run; None if there is no fingerprint."""
-        if self.fingerprint is None or self.seed is None:
-            return self.fingerprint
-        return {"seed": str(self.seed), **self.fingerprint}
-
-
-class RecordedExtra(msgspec.Struct, frozen=True, gc=False):
-    """The fields of `extra` that are read."""
-
-    run: RecordedRun = RecordedRun()
-    library_calls: str = ""
-    """"refused" if the solution was right and its kernels were all a library's."""
-
-
-Record = tuple[AnyTrace, AnyEvaluation, RecordedRun]
+Record = tuple[AnyTrace, AnyEvaluation, RunRecord]
 
 
 class RecordedJobs:
@@ -149,11 +119,7 @@ def decide(job: Job, config: BenchmarkConfig, traces: Sequence[AnyTrace], *, ret
     """Decide whether traces with an evaluation, the latest last, record a job."""
     wanted = job.fingerprint
     devices = wanted.get("hardware", "").split(HARDWARE_JOINT)
-    records = [
-        (one, one.evaluation, read_extra(one.evaluation, RecordedExtra).run)
-        for one in traces
-        if one.evaluation is not None
-    ]
+    records = [(one, one.evaluation, read_reported(one.evaluation).run) for one in traces if one.evaluation is not None]
     if not records:
         return Decision()
     shown = _newest_alike([one for one in records if one[1].environment.hardware in devices], wanted)
@@ -181,7 +147,7 @@ def _is_timed(evaluation: AnyEvaluation, config: BenchmarkConfig) -> bool:
     return performance.reference_latency_ms > 0 and has_mode
 
 
-def _which_limit(evaluation: AnyEvaluation, run: RecordedRun, config: BenchmarkConfig, *, retry_timeouts: bool) -> str:
+def _which_limit(evaluation: AnyEvaluation, run: RunRecord, config: BenchmarkConfig, *, retry_timeouts: bool) -> str:
     """Return why a job is done again: the limit that ended the job is larger now, or only one of the runs refuses
     library calls. Empty if there is no such reason. A missing memory limit counts as larger than any limit."""
     if evaluation.status is EvaluationStatus.TIMEOUT:
@@ -193,7 +159,7 @@ def _which_limit(evaluation: AnyEvaluation, run: RecordedRun, config: BenchmarkC
     is_error, refuses = evaluation.status is EvaluationStatus.RUNTIME_ERROR, config.library_calls == "refuse"
     if refuses and evaluation.performance is not None and read_measurement(evaluation).library_kernels == "all":
         return "library calls are refused now"
-    if is_error and not refuses and read_extra(evaluation, RecordedExtra).library_calls == "refused":
+    if is_error and not refuses and read_reported(evaluation).library_calls == "refused":
         return "library calls were refused"
     then_gb, now_gb = (inf if one is None else one for one in (run.worker_memory_gb, config.worker_memory_gb))
     is_over = is_error and OVER_MEMORY in evaluation.log
@@ -206,18 +172,13 @@ def _newest_alike(records: list[Record], wanted: Mapping[str, str]) -> list[Reco
     judged = list(map(wanted.get, JUDGED_KEYS))
     for index in range(len(records), 0, -1):
         keys = records[index - 1][2].fingerprint
-        if keys is None or list(map(keys.get, JUDGED_KEYS)) != judged:
+        if list(map(keys.get, JUDGED_KEYS)) != judged:
             return records[index:]
     return records
 
 
-def read_fingerprint(evaluation: AnyEvaluation) -> Mapping[str, str] | None:
-    """Return the fingerprint of a verdict, with the seed of its run; None if it has no fingerprint."""
-    return read_extra(evaluation, RecordedExtra).run.keys
-
-
-def _what_changed(recorded: Mapping[str, str] | None, wanted: Mapping[str, str]) -> str:
-    if recorded is None:
+def _what_changed(recorded: Mapping[str, str], wanted: Mapping[str, str]) -> str:
+    if not recorded:
         return "recorded without a fingerprint"
     kept = [key for key in FINGERPRINT_KEYS if key in wanted or key not in ("seed", "assurance")]
     changed = [key for key in kept if recorded.get(key) != wanted.get(key)]

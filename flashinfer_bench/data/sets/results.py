@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timezone
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
@@ -40,7 +40,6 @@ RANKING: Final = "ranking:"
 _UNKNOWN: Final = datetime.min.replace(tzinfo=timezone.utc)
 JUDGED_KEYS: Final = ("definition", "solution", "workload", "evaluator")
 """Keys of a fingerprint that identify the judged objects and the evaluator. The other keys are settings."""
-_JUDGED: Final = attrgetter(*JUDGED_KEYS)
 _JOB: Final = attrgetter("definition", "workload", "hardware")
 Item = TypeVar("Item")
 
@@ -160,6 +159,9 @@ class Result(NamedTuple):
 def list_results(trace_set: TraceSet | None, traces: Iterable[AnyTrace], *, latest_only: bool = True) -> list[Result]:
     """Return the results of the traces with a verdict, in the order of the traces.
 
+    Failures get a speed-of-light score if any result of the same definition and hardware has a floor and a baseline. On
+    a workload without a latency of the baseline author, the reference is the baseline.
+
     Args:
         trace_set: the set with the definitions and solutions; None for no set.
         latest_only: if a job was judged more than once, list only the verdict that counts.
@@ -183,35 +185,20 @@ def list_results(trace_set: TraceSet | None, traces: Iterable[AnyTrace], *, late
             weight = weights.get(trace.definition, {}).get(trace.workload.uuid, trace.workload.weight)
             found.append(Result(trace, evaluation, reported, op_type, *who, is_latest, weight=weight))
     baseline = trace_set.baseline_author if trace_set is not None else None
-    own = {name for name, (author, _) in authors.items() if author == (baseline or BASELINE)}
+    rival = baseline or BASELINE
+    own = {name for name, (author, _) in authors.items() if author == rival}
     traced = [trace for trace in trace_set.all_traces() if trace.solution in own] if trace_set and own else []
-    rivals = list_results(None, traced) if traced else []
-    found = with_sol_scores(found, rivals, baseline or BASELINE)
-    if baseline is None:
-        return found
-    lowest = lowest_of(rivals)
-    return [item._replace(baseline_ms=lowest.get(_JOB(item), 0.0)) for item in found]
-
-
-def with_sol_scores(results: Sequence[Result], rivals: Iterable[Result], author: str) -> list[Result]:
-    """Return results with their speed-of-light scores.
-
-    Args:
-        results: the results. Failures get a score if any result of the same definition and hardware has a floor and a
-            baseline.
-        rivals: results of the baseline author. On a workload without a rival, the reference is the baseline.
-        author: the baseline author's name.
-    """
-    against = lowest_of(rivals)
+    lowest = lowest_of(list_results(None, traced)) if traced else {}
     floors = {
         (item.definition, item.hardware)
-        for item in results
-        if item.reported.roofline.floor_ms and (item.reference_ms or _JOB(item) in against)
+        for item in found
+        if item.reported.roofline.floor_ms and (item.reference_ms or _JOB(item) in lowest)
     }
-    return [
-        _with_sol_score(item, against.get(_JOB(item)), author) if (item.definition, item.hardware) in floors else item
-        for item in results
+    found = [
+        _with_sol_score(item, lowest.get(_JOB(item)), rival) if (item.definition, item.hardware) in floors else item
+        for item in found
     ]
+    return found if baseline is None else [item._replace(baseline_ms=lowest.get(_JOB(item), 0.0)) for item in found]
 
 
 def _with_sol_score(item: Result, rival_ms: float | None, author: str) -> Result:
@@ -219,7 +206,7 @@ def _with_sol_score(item: Result, rival_ms: float | None, author: str) -> Result
     if not item.is_passed:
         score = 0.0
     elif not (item.is_ranked and item.latency_ms and floor_ms and baseline_ms):
-        return item._replace(sol_score=None, sol_baseline="")
+        return item
     elif max(item.measurement.bounds or (item.latency_ms,)) >= floor_ms:
         score = sol_score(item.latency_ms, baseline_ms, floor_ms)
     return item._replace(sol_score=score, sol_baseline=author if rival_ms else REFERENCE)
@@ -287,10 +274,8 @@ def _is_quick(trace: AnyTrace) -> bool:
 def _may_be_alike(*traces: AnyTrace) -> bool:
     """Return whether the fingerprints of traces name the same judged objects. A missing fingerprint counts as equal to
     every fingerprint."""
-    judged = {
-        _JUDGED(read_reported(trace.evaluation).run.fingerprint) for trace in traces if trace.evaluation is not None
-    }
-    return len(judged - {("", "", "", "")}) < 2
+    found = [read_reported(trace.evaluation).run.fingerprint for trace in traces if trace.evaluation is not None]
+    return len({tuple(map(keys.get, JUDGED_KEYS)) for keys in found if keys}) < 2
 
 
 def moment_of(evaluation: AnyEvaluation) -> datetime:

@@ -4,7 +4,7 @@ A set may have 100,000 traces of 3 kB, whose models would take gigabytes and man
 valid line as a `TraceLine`: its text, and the fields for plans and reports. `to_trace` makes the model. `TraceList` is
 the public list: it stores lines and returns traces.
 
-`extra` stays text; `measurement.read_extra` reads the fields of a record from it.
+`extra` stays text; `measurement.read_reported` reads its fields.
 
 `read_trace_line` returns None for a line that the models refuse or accept with a warning. `parse_line` parses this
 line. msgspec is as strict as the models, except for invalid UTF-8, integers that Python refuses, and deep nesting. The

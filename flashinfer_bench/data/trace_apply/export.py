@@ -157,7 +157,7 @@ def _find_candidates(trace_set: TraceSet, definition: Definition, *, unconfirmed
     workloads = {line.workload.uuid for line in trace_set.workloads.get(definition.name, ())}
     results = list_results(None, kept_of(trace_set.traces.get(definition.name, [])))
     for (name, hardware), judged in group(results, attrgetter("solution", "hardware")).items():
-        versions = {item.reported.run.fingerprint.solution for item in judged} - {""}
+        versions = {item.reported.run.solution_digest for item in judged} - {""}
         timed = [item for item in judged if item.is_passed and item.latency_ms is not None]
         confirmed = any(item.standing == CONFIRMED and item.may_be_best for item in timed)
         is_whole = confirmed and workloads <= {item.workload for item in judged}

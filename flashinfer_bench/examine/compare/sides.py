@@ -93,7 +93,7 @@ def find_contender(
         draft = _read_beside(path, trace_set, hints or DraftHints(), beside)
         found = _of_solutions(word, "solution", [draft.solution], trace_set)
         digest = draft.solution.digest()
-        same = [one for one in found.results if draft.is_packed or one.reported.run.fingerprint.solution == digest]
+        same = [one for one in found.results if draft.is_packed or one.reported.run.solution_digest == digest]
         return replace(found, draft=draft, results=same)
     known = [solution for listed in trace_set.solutions.values() for solution in listed]
     if named := [one for one in known if one.name == word]:

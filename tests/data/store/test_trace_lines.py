@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flashinfer_bench.bench.planning.resume import read_fingerprint
 from flashinfer_bench.data import Trace, TraceSet
 from flashinfer_bench.data.measurement import read_reported
 from flashinfer_bench.data.store.parse import Location, parse_line
@@ -55,8 +54,7 @@ def check_alike(line: TraceLine | None, trace: Trace) -> None:
         names = [] if wanted is None else [name for name in type(wanted).model_fields if name != "extra"]
         assert (read is None) == (wanted is None)
         assert [getattr(read, name) for name in names] == [getattr(wanted, name) for name in names]
-    for read in (read_fingerprint, read_reported):
-        assert read(kept) == read(whole)
+    assert read_reported(kept) == read_reported(whole)
 
 
 @pytest.mark.parametrize("trace", TRACES, ids=range(len(TRACES)))
