@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from inspect import Parameter
 from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -203,13 +204,16 @@ def find_reference_issues(trace_set: TraceSet, definitions: Iterable[Definition]
     for definition in definitions:
         name, file = definition.name, trace_set.definition_files.get(definition.name, Path())
         signature, call = read_module(definition.reference).signatures.get(ENTRY_NAME), definition.reference_call
-        unknown = [one for one in definition.reference_parameters or () if one not in definition.inputs]
+        if signature is None:
+            continue
+        kinds = {key: one.kind for key, one in signature.parameters.items() if key not in definition.inputs}
+        unknown = [
+            key for key, kind in kinds.items() if kind in (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
+        ]
         for parameter in unknown[:MOST_FINDINGS]:
             hint = did_you_mean(parameter, definition.inputs)
             reason = f"parameter {parameter!r} of the reference's run is no input of {name}{hint}"
             yield LoadIssue("warning", file, None, "reference", reason)
-        if signature is None:
-            continue
         try:
             signature.bind(*call.positional, **dict.fromkeys(call.keywords))
         except TypeError as error:

@@ -202,15 +202,6 @@ class Definition(DataModel):
         return f"its reference's 'run' {why}" if why is not None else None
 
     @property
-    def reference_parameters(self) -> list[str] | None:
-        """Parameter names of the reference's `run`; None if `run` cannot be called by keyword."""
-        signature = read_module(self.reference).signatures.get(ENTRY_NAME)
-        kinds = {name: one.kind for name, one in signature.parameters.items()} if signature is not None else {}
-        if signature is None or {Parameter.VAR_POSITIONAL, Parameter.POSITIONAL_ONLY}.intersection(kinds.values()):
-            return None
-        return [name for name, kind in kinds.items() if kind is not Parameter.VAR_KEYWORD]
-
-    @property
     def reference_call(self) -> NamedCall:
         """How to pass the inputs to the reference's `run`, from the parameters in its source."""
         return split_names(read_module(self.reference).signatures.get(ENTRY_NAME), self.inputs)

@@ -10,6 +10,7 @@ from typing import Final, Literal
 
 from flashinfer_bench.data.definition import Definition
 from flashinfer_bench.data.dtypes import DTYPES
+from flashinfer_bench.data.reference import ENTRY_NAME, read_module
 from flashinfer_bench.data.solution import Solution
 from tests.kit.make import make_solution
 
@@ -111,8 +112,13 @@ def expected_status(style: Style, fault: str | None) -> str:
     return "INCORRECT_NUMERICAL" if style == "dps" else EXPECTED_STATUS[fault]
 
 
+def _parameters_of(definition: Definition) -> list[str]:
+    signature = read_module(definition.reference).signatures.get(ENTRY_NAME)
+    return list(signature.parameters) if signature is not None else []
+
+
 def _takes_inputs_in_order(definition: Definition) -> bool:
-    parameters = definition.reference_parameters or []
+    parameters = _parameters_of(definition)
     return parameters[: len(definition.inputs)] == list(definition.inputs)
 
 
@@ -121,7 +127,7 @@ def _wrapper(definition: Definition, style: Style, fault: str | None) -> str:
     odd = [name for name in names if not name.isidentifier() or keyword.iskeyword(name)]
     if odd:
         raise ValueError(f"{definition.name}: {', '.join(odd)} cannot be the name of a parameter")
-    by_keyword = set(definition.inputs) <= set(definition.reference_parameters or [])
+    by_keyword = set(definition.inputs) <= set(_parameters_of(definition))
     call = CALL.format(
         inputs=list(definition.inputs),
         outputs=list(definition.outputs),
