@@ -37,7 +37,7 @@ from flashinfer_bench.bench.scheduler import Rules
 from flashinfer_bench.data import Evaluation, Performance, Trace, TraceSet
 from flashinfer_bench.data.sets.merge import reread_traces
 from flashinfer_bench.data.sets.results import in_order_of_time
-from flashinfer_bench.data.store.trace_lines import AnyTrace, kept_of, to_trace
+from flashinfer_bench.data.store.trace_lines import AnyTrace, to_trace
 from flashinfer_bench.errors import ConfigError
 from flashinfer_bench.timing.between_workers import NOISY, report_of_workers
 
@@ -235,7 +235,7 @@ class Benchmark:
         if not self._may_confirm():
             return None
         names = {job.definition.name for job in (*plan.jobs, *plan.done)}
-        kept = (trace for name in names for trace in kept_of(self._trace_set.traces.get(name, [])))
+        kept = (trace for name in names for trace in self._trace_set.all_traces(name))
         hardware = [device.name for device in self.context.machine.devices]
         recorded = in_order_of_time(kept)
         return Winners(plan.jobs, plan.done, recorded, hardware=hardware, elsewhere=plan.elsewhere)
@@ -315,8 +315,7 @@ class Benchmark:
         self._reserved = None
 
     def _saved_traces(self) -> Iterator[AnyTrace]:
-        for traces in self._trace_set.traces.values():
-            yield from (trace for trace in kept_of(traces) if id(trace) not in self._unsaved)
+        return (trace for trace in self._trace_set.all_traces() if id(trace) not in self._unsaved)
 
     def _warn_of_errors(self) -> None:
         """Warn of files of the set that could not be read: their entries are not run."""

@@ -48,7 +48,7 @@ from flashinfer_bench.data import Solution, Trace, TraceSet
 from flashinfer_bench.data.measurement import read_reported
 from flashinfer_bench.data.names import did_you_mean
 from flashinfer_bench.data.sets.results import in_order_of_time
-from flashinfer_bench.data.store.trace_lines import AnyTrace, kept_of, to_trace
+from flashinfer_bench.data.store.trace_lines import AnyTrace, to_trace
 from flashinfer_bench.errors import ConfigError, EngineClosed, FlashInferBenchError, QueueFull, TaskCancelled
 
 LOG: Final = logging.getLogger(__name__)
@@ -357,7 +357,7 @@ class SolutionJobs:
             return solution
         result = self._context.trace_set.get_solution(solution)
         if result is None:
-            names = [one.name for listed in self._context.trace_set.solutions.values() for one in listed]
+            names = [one.name for one in self._context.trace_set.all_solutions()]
             raise ConfigError(f"the trace set has no solution {solution!r}{did_you_mean(solution, names)}")
         return result
 
@@ -418,7 +418,7 @@ class SolutionJobs:
     def _recorded_of(self, definition: str) -> Recorded:
         if definition not in self._recorded:
             known: Recorded = {}
-            for trace in in_order_of_time(kept_of(self._context.trace_set.traces.get(definition, []))):
+            for trace in in_order_of_time(self._context.trace_set.all_traces(definition)):
                 keys = read_reported(trace.evaluation).run.fingerprint if trace.evaluation is not None else {}
                 if "solution" in keys:
                     known.setdefault((trace.workload.uuid, keys["solution"]), []).append(trace)

@@ -23,7 +23,7 @@ from flashinfer_bench.data.definition import normalise_op_type
 from flashinfer_bench.data.names import did_you_mean
 from flashinfer_bench.data.store.jsonl import write_whole
 from flashinfer_bench.data.store.layout import DEFINITIONS, find_set_around, path_part
-from flashinfer_bench.data.store.trace_lines import AnyTrace, kept_of
+from flashinfer_bench.data.store.trace_lines import AnyTrace
 from flashinfer_bench.data.workload import find_named
 from flashinfer_bench.env import DATASET_VARIABLE, get_fib_dataset_path
 from flashinfer_bench.errors import DataSetError, Fault, UsageError
@@ -125,10 +125,9 @@ def without_unread(trace_set: TraceSet, names: Iterable[str]) -> list[str]:
 
 def choose_traces(trace_set: TraceSet, args: Namespace) -> list[AnyTrace]:
     """Return the traces that the name flags select, in the order of the files."""
-    groups = [trace_set.traces.get(item.name, []) for item in choose_definitions(trace_set, args)]
-    traces = [trace for group in groups for trace in kept_of(group)]
+    traces = [trace for item in choose_definitions(trace_set, args) for trace in trace_set.all_traces(item.name)]
     solutions, wanted = _names_in(args, "solutions"), _names_in(args, "authors")
-    authors = {item.name: item.author for group in trace_set.solutions.values() for item in group}
+    authors = {item.name: item.author for item in trace_set.all_solutions()}
     named = {name: find_named(name, traces, attrgetter("workload")) for name in _names_in(args, "workloads")}
     chosen = {id(trace) for found in named.values() for trace in found}
     uuids = {trace.workload.uuid for trace in traces}

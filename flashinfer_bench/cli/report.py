@@ -61,7 +61,7 @@ from flashinfer_bench.data import TraceSet
 from flashinfer_bench.data.sets.results import Result, list_results, parse_time
 from flashinfer_bench.data.sets.weights import weights_of
 from flashinfer_bench.data.store.layout import TOLERANCES_FILE
-from flashinfer_bench.data.store.trace_lines import AnyTrace, kept_of
+from flashinfer_bench.data.store.trace_lines import AnyTrace
 from flashinfer_bench.data.trace import Trace
 from flashinfer_bench.data.workload import find_named
 from flashinfer_bench.errors import ConfigError, DataSetError, Fault, UsageError
@@ -383,7 +383,7 @@ def execute_diff(args: Namespace) -> int:
     found = list[list[Result]]()
     for folder in map(Path, (args.old, args.new)):
         trace_set = TraceSet.from_path(folder)
-        found.append(list_results(trace_set, [trace for part in trace_set.traces.values() for trace in kept_of(part)]))
+        found.append(list_results(trace_set, trace_set.all_traces()))
     changes = find_changes(found[0], found[1], args.threshold)
     names = name_jobs([item.trace for part in found for item in part])
     cells = {**DIFF, "Workload": lambda row: names[row.definition, row.workload]}

@@ -29,7 +29,6 @@ from flashinfer_bench.data import Definition, Solution, Trace, TraceSet, Workloa
 from flashinfer_bench.data.definition import AxisSpec
 from flashinfer_bench.data.names import did_you_mean
 from flashinfer_bench.data.sets.weights import weights_of
-from flashinfer_bench.data.store.trace_lines import kept_of
 from flashinfer_bench.data.workload import InputSpec, SafetensorsInput, ScalarInput, find_named
 from flashinfer_bench.errors import DataSetError, UsageError
 from flashinfer_bench.report.summary import by_workload, summarise
@@ -111,7 +110,7 @@ def _find(trace_set: TraceSet, name: str, definitions: Sequence[Definition]) -> 
 
 def _view_definition(trace_set: TraceSet, definition: Definition) -> View:
     name, lines = definition.name, trace_set.workloads.get(definition.name, [])
-    traces = list(kept_of(trace_set.traces.get(name, [])))
+    traces = list(trace_set.all_traces(name))
     rows, names = by_workload(traces, trace_set), name_jobs([*lines, *traces])
     expected = weights_of(lines)
     wanted = {(name, one.name): expected for one in trace_set.solutions.get(name, [])}
@@ -150,7 +149,7 @@ def _view_definition(trace_set: TraceSet, definition: Definition) -> View:
 
 def _view_solution(trace_set: TraceSet, solution: Solution) -> View:
     name, spec = solution.name, solution.spec
-    traces = [one for one in kept_of(trace_set.traces.get(solution.definition, [])) if one.solution == name]
+    traces = [one for one in trace_set.all_traces(solution.definition) if one.solution == name]
     rows = by_workload(traces, trace_set)
     fields = {
         "author": solution.author,
@@ -181,7 +180,7 @@ def _view_solution(trace_set: TraceSet, solution: Solution) -> View:
 
 def _view_workload(trace_set: TraceSet, definition: Definition, workload: Workload) -> View:
     name, uuid, lines = definition.name, workload.uuid, trace_set.workloads[definition.name]
-    traces = [one for one in kept_of(trace_set.traces.get(name, [])) if one.workload.uuid == uuid]
+    traces = [one for one in trace_set.all_traces(name) if one.workload.uuid == uuid]
     rows, names = by_workload(traces, trace_set), name_jobs(lines)
     settings = _find_tolerance(trace_set, definition, workload)
     own = [line for line in lines if line.workload.uuid == uuid]

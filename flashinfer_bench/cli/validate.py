@@ -39,7 +39,6 @@ from flashinfer_bench.data.sets.removal import find_orphans, is_served, remove_t
 from flashinfer_bench.data.sets.results import find_latest
 from flashinfer_bench.data.store import layout
 from flashinfer_bench.data.store.jsonl import MOST_JSON_BYTES
-from flashinfer_bench.data.store.trace_lines import kept_of
 from flashinfer_bench.errors import DataSetError, UsageError
 
 FORMAT_VERSION: Final = 1
@@ -287,7 +286,7 @@ def _find_trace_issues(trace_set: TraceSet) -> Iterator[LoadIssue]:
         solutions = {item.name for item in trace_set.solutions.get(name, [])}
         workloads = {line.workload.uuid: line.workload for line in trace_set.workloads.get(name, [])}
         unserved, unknown, changed, timeless = Counter[str](), Counter[str](), 0, list[str]()
-        for trace in kept_of(trace_set.traces.get(name, [])):
+        for trace in trace_set.all_traces(name):
             solution, uuid = trace.solution or "", trace.workload.uuid
             time = trace.evaluation.performance if trace.evaluation is not None else None
             if solution not in solutions and not is_served(trace):
@@ -347,9 +346,8 @@ def _find_coverage(trace_set: TraceSet, jobs: Sequence[Mapping[str, Any]], autho
     passed. Verdicts on the reference do not count."""
     judged = (job for job in jobs if job["check"] == "benchmark" and job["status"] == "PASSED")
     passed = {(job["definition"], job["workload"]) for job in judged}
-    for traces in trace_set.traces.values():
-        latest = find_latest(kept_of(traces))
-        passed |= {(trace.definition, trace.workload.uuid) for trace in latest if trace.is_successful()}
+    latest = find_latest(trace_set.all_traces())
+    passed |= {(trace.definition, trace.workload.uuid) for trace in latest if trace.is_successful()}
     not_passed = {
         name: [line.workload.uuid for line in lines if (name, line.workload.uuid) not in passed]
         for name, lines in trace_set.workloads.items()

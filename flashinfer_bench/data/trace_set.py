@@ -162,9 +162,11 @@ class TraceSet:
         """Yield the solutions of all definitions."""
         return chain.from_iterable(self.solutions.values())
 
-    def all_traces(self) -> Iterator[AnyTrace]:
-        """Yield the traces of all definitions as they are stored, for a reader that needs only the fields of a line."""
-        return chain.from_iterable(map(kept_of, self.traces.values()))
+    def all_traces(self, definition: str | None = None) -> Iterator[AnyTrace]:
+        """Yield the traces of a definition, or of all, as they are stored: for a reader that needs only the fields of a
+        line."""
+        groups = self.traces.values() if definition is None else [self.traces.get(definition, [])]
+        return chain.from_iterable(map(kept_of, groups))
 
     def blob_root(self, definition: str, uuid: str) -> Path | None:
         """Return the root for the blob paths of a workload; None for a set in memory."""
@@ -286,7 +288,7 @@ class TraceSet:
     def _results(self, definition: str | None) -> list[Result]:
         if definition is None:
             raise TypeError("the name of a definition is missing")
-        return list_results(None, find_latest(kept_of(self.traces.get(definition, []))))
+        return list_results(None, find_latest(self.all_traces(definition)))
 
 
 def _merit(result: Result) -> tuple[bool, float, float]:

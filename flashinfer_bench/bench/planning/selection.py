@@ -65,7 +65,7 @@ def select(trace_set: TraceSet, config: BenchmarkConfig) -> list[Selected]:
 def check_names(trace_set: TraceSet, config: BenchmarkConfig) -> None:
     """Raise one ConfigError that lists all names that the set does not have."""
     definitions = trace_set.definitions
-    solutions = [item for listed in trace_set.solutions.values() for item in listed]
+    solutions = list(trace_set.all_solutions())
     authors = {item.author for item in solutions}
     op_types = {normalise_op_type(item.op_type): item.op_type for item in definitions.values()}
     workloads = [line.workload for name in definitions for line in trace_set.workloads.get(name, ())]

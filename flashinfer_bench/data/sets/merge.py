@@ -13,6 +13,7 @@ import os
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
@@ -182,9 +183,9 @@ def merge_sets(parts: Sequence[TraceSet], output: Path, further: Mapping[str, st
             file = layout.solution_path(Path(), author=item.author, solution=item.name, **at)
             files[file] = f"{item.to_json(indent=2)}\n".encode()
         if name in merged.traces:
-            merged.traces[name] = TraceList({_text_of(one): one for one in kept_of(merged.traces[name])}.values())
+            merged.traces[name] = TraceList({_text_of(one): one for one in merged.all_traces(name)}.values())
         lines: dict[Path, list[bytes]] = {}
-        for trace in (*merged.workloads.get(name, ()), *kept_of(merged.traces.get(name, ()))):
+        for trace in (*merged.workloads.get(name, ()), *merged.all_traces(name)):
             file = layout.workloads_path(Path(), **at)
             if trace.solution is not None:
                 file = layout.traces_path(Path(), author=authors.get(trace.solution, UNKNOWN_AUTHOR), **at)
@@ -207,8 +208,7 @@ def merge_sets(parts: Sequence[TraceSet], output: Path, further: Mapping[str, st
 def _find_blobs(part: TraceSet, lost: list[str]) -> dict[str, Path]:
     """Return blob path → file of a set. Add a line to `lost` for each blob that cannot be copied."""
     found = dict[str, Path | None]()
-    groups = (*part.workloads.values(), *part.traces.values())
-    for workload in (line.workload for lines in groups for line in kept_of(lines)):
+    for workload in (line.workload for line in chain(*part.workloads.values(), part.all_traces())):
         for source in workload.stored_inputs.values():
             path = str(PurePosixPath(source.path))
             if path not in found:

@@ -20,7 +20,6 @@ from flashinfer_bench.data.names import did_you_mean
 from flashinfer_bench.data.sets.results import BASELINE, fastest_of, group, list_results
 from flashinfer_bench.data.sets.weights import Weighted, differ, weighted_mean, weights_of
 from flashinfer_bench.data.solution import Solution
-from flashinfer_bench.data.store.trace_lines import kept_of
 
 if TYPE_CHECKING:
     from flashinfer_bench.data.trace_set import TraceSet
@@ -155,7 +154,7 @@ def _score(trace_set: TraceSet, definition: str, solutions: Iterable[Solution], 
         raise ValueError(
             f"baseline author {baseline_author!r} needs exactly one solution of {definition}, and has {has}"
         )
-    results = list_results(None, kept_of(trace_set.traces.get(definition, [])), latest_only=False)
+    results = list_results(None, trace_set.all_traces(definition), latest_only=False)
     judged = group((item for item in results if not item.reported.run.quick), attrgetter("solution"))
     key = attrgetter("workload", "hardware")
     base, found = fastest_of(judged.get(baselines[0], []), key), []

@@ -23,7 +23,6 @@ from flashinfer_bench.data.sets.results import group, list_results
 from flashinfer_bench.data.solution import Solution
 from flashinfer_bench.data.store.jsonl import new_folder
 from flashinfer_bench.data.store.layout import SOLUTIONS, find_set_around, path_part
-from flashinfer_bench.data.store.trace_lines import kept_of
 from flashinfer_bench.data.trace_apply.families import translate
 from flashinfer_bench.data.trace_apply.fitness import CallsLibrary, adapt
 from flashinfer_bench.data.trace_apply.origin import WRAPPER_FILE, note_origin
@@ -155,7 +154,7 @@ def _find_candidates(trace_set: TraceSet, definition: Definition, *, unconfirmed
     """Yield the solutions whose present version failed no workload."""
     digests = {one.name: one.digest() for one in trace_set.solutions.get(definition.name, ())}
     workloads = {line.workload.uuid for line in trace_set.workloads.get(definition.name, ())}
-    results = list_results(None, kept_of(trace_set.traces.get(definition.name, [])))
+    results = list_results(None, trace_set.all_traces(definition.name))
     for (name, hardware), judged in group(results, attrgetter("solution", "hardware")).items():
         versions = {item.reported.run.solution_digest for item in judged} - {""}
         timed = [item for item in judged if item.is_passed and item.latency_ms is not None]

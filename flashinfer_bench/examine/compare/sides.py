@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, NamedTuple, TypeVar
@@ -12,7 +12,6 @@ from flashinfer_bench.data.names import did_you_mean
 from flashinfer_bench.data.sets.results import Result, group, list_results
 from flashinfer_bench.data.store.drafts import Draft, DraftHints, is_draft_path, read_draft
 from flashinfer_bench.data.store.layout import DEFINITIONS, SOLUTIONS, TRACES
-from flashinfer_bench.data.store.trace_lines import AnyTrace, kept_of
 from flashinfer_bench.data.workload import Workload, find_named
 from flashinfer_bench.errors import DataSetError
 
@@ -83,8 +82,7 @@ def find_contender(
     path = Path(word)
     if any((path / part).is_dir() for part in (DEFINITIONS, SOLUTIONS, TRACES)):
         opened = TraceSet.from_path(path)
-        solutions = [one for listed in opened.solutions.values() for one in listed]
-        return Contender(word, "set", solutions, list_results(opened, _all_traces(opened)), opened)
+        return Contender(word, "set", [*opened.all_solutions()], list_results(opened, opened.all_traces()), opened)
     if path.is_file() and path.suffix == ".jsonl":
         return Contender(word, "run", (), list_results(None, load_jsonl_file(Trace, path)))
     if trace_set is None:
@@ -95,7 +93,7 @@ def find_contender(
         digest = draft.solution.digest()
         same = [one for one in found.results if draft.is_packed or one.reported.run.solution_digest == digest]
         return replace(found, draft=draft, results=same)
-    known = [solution for listed in trace_set.solutions.values() for solution in listed]
+    known = list(trace_set.all_solutions())
     if named := [one for one in known if one.name == word]:
         return _of_solutions(word, "solution", named, trace_set)
     if written := [one for one in known if one.author == word]:
@@ -127,12 +125,8 @@ def _of_solutions(
     word: str, kind: Literal["solution", "author"], solutions: Sequence[Solution], trace_set: TraceSet
 ) -> Contender:
     names = {solution.name for solution in solutions}
-    recorded = [one for one in _all_traces(trace_set) if one.solution in names]
+    recorded = [one for one in trace_set.all_traces() if one.solution in names]
     return Contender(word, kind, solutions, list_results(trace_set, recorded))
-
-
-def _all_traces(trace_set: TraceSet) -> Iterable[AnyTrace]:
-    return (trace for traces in trace_set.traces.values() for trace in kept_of(traces))
 
 
 def choose_workloads(words: Sequence[str] | None, items: Sequence[T], workload_of: Callable[[T], Workload]) -> list[T]:
