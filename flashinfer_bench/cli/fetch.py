@@ -71,8 +71,8 @@ def choose_names(paths: Collection[str], args: Namespace) -> set[str] | None:
 
     files = (PurePosixPath(path) for path in paths if path.startswith(f"{DEFINITIONS}/"))
     known = {file.stem: normalise_op_type(file.parent.name) for file in files}
-    names = [path_part(name) for name in getattr(args, "definitions", ())]
-    op_types = [normalise_op_type(name) for name in getattr(args, "op_types", ())]
+    names = [path_part(name) for name in args.definitions]
+    op_types = [normalise_op_type(name) for name in args.op_types]
     refuse_unknown(("definition", names, known), ("op type", op_types, known.values()))
     if not names and not op_types:
         return None
