@@ -201,10 +201,8 @@ def _translated_errors(known: Any, server: str) -> Iterator[None]:
     """Translate errors of the hub's client and of the disk."""
     try:
         yield
-    except known.HFValidationError as error:
-        raise UsageError(str(error).partition(" Use `")[0]) from error
-    except (known.RepositoryNotFoundError, known.RevisionNotFoundError) as error:
-        raise UsageError(" ".join(str(error).split())) from error
+    except (known.HFValidationError, known.RepositoryNotFoundError, known.RevisionNotFoundError) as error:
+        raise UsageError(" ".join(str(error).split()).partition(" Use `")[0]) from error
     except (OSError, RuntimeError, known.HTTPError) as error:
         said = " ".join(str(error).split())
         source = f" from {server}" * isinstance(error, (known.HTTPError, known.EntryNotFoundError, ConnectionError))
