@@ -126,9 +126,7 @@ def list_custom(workload: Workload) -> list[str]:
     return [name for name, source in workload.inputs.items() if isinstance(source, CustomInput)]
 
 
-@functools.lru_cache(maxsize=4)
-def _execute(name: str, reference: str) -> dict[str, Any]:
-    return execute_reference(name, reference)
+_execute: Final = functools.lru_cache(maxsize=4)(execute_reference)
 
 
 def find_in_reference(definition: Definition, name: str) -> Any:

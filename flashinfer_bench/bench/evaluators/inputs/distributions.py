@@ -145,8 +145,8 @@ def uniform(value_spec: ValueSpec, low: float, high: float) -> torch.Tensor:
 
 def uniform_logs(value_spec: ValueSpec, low: float, high: float) -> torch.Tensor:
     """Make float32 values that are uniform between log(low) and log(high)."""
-    shares = torch.rand(value_spec.shape, generator=value_spec.generator(value_spec.device), device=value_spec.device)
-    return shares.mul_(math.log(high / low)).add_(math.log(low))
+    values = torch.empty(value_spec.shape, device=value_spec.device)
+    return values.uniform_(math.log(low), math.log(high), generator=value_spec.generator(value_spec.device))
 
 
 def fill_bytes(value_spec: ValueSpec, low: int = 0, high: int = 256) -> torch.Tensor:

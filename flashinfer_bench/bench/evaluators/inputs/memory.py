@@ -60,14 +60,8 @@ def most_free_bytes(device: torch.device) -> int:
 
 
 def cached_bytes(device: torch.device) -> int:
-    """Return the GPU memory that torch holds in this process without using it for a tensor.
-
-    `torch.cuda.memory_reserved` sorts 160 figures to return one of them, which takes a third of a millisecond.
-    """
-    figures = torch.cuda.memory_stats_as_nested_dict(device)
-    names = ("reserved_bytes", "allocated_bytes")
-    held, used = (figures[name]["all"]["current"] if figures else 0 for name in names)
-    return int(held - used)
+    """Return the GPU memory that torch holds in this process without using it for a tensor."""
+    return int(torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))
 
 
 def free_bytes(device: torch.device) -> int:

@@ -131,9 +131,9 @@ def make_number(value_spec: ValueSpec) -> bool | int | float:
 def _softmax_rows(value_spec: ValueSpec) -> torch.Tensor:
     """Make rows of probabilities, from nearly flat to nearly certain, like those of language models."""
     generator = value_spec.generator(value_spec.device)
-    logits = torch.empty(value_spec.shape, dtype=torch.float32, device=value_spec.device).normal_(generator=generator)
-    sharpness = torch.empty((*value_spec.shape[:-1], 1), dtype=torch.float32, device=value_spec.device)
-    return value_spec.finish(logits.mul_(sharpness.uniform_(1.0, 5.0, generator=generator)).softmax(dim=-1))
+    logits = torch.empty(value_spec.shape, device=value_spec.device).normal_(generator=generator)
+    sharpness = torch.empty_like(logits[..., :1]).uniform_(1.0, 5.0, generator=generator)
+    return value_spec.finish(logits.mul_(sharpness).softmax(dim=-1))
 
 
 def _unit_rows(value_spec: ValueSpec) -> torch.Tensor:
