@@ -157,6 +157,7 @@ def test_a_file_that_is_refused_is_named_and_the_others_are_read(tasks: Path) ->
     written = {
         "level1/12_Latin.py": b"# \xe9",
         "latin/level_1_problem_11_sample_0_kernel.py": b"# \xe9",
+        "prose/level_1_problem_11_sample_0_kernel.py": b"Here is ModelNew:",
         "right/level_1_problem_99_sample_0_kernel.py": right.read_bytes(),
         "wrong/right/level_1_problem_11_sample_0_kernel.py": right.read_bytes(),
         ".venv/1_Hidden.py": b"def get_init_inputs(",
@@ -168,7 +169,7 @@ def test_a_file_that_is_refused_is_named_and_the_others_are_read(tasks: Path) ->
     found = read_folder(tasks, KernelBench())
     assert [item.author for item in next(iter(found.solutions.values()))] == ["right", "wrong"]
     reasons = {str(issue.file.relative_to(tasks)): issue.reason for issue in found.issues}
-    assert len(found.issues) == 4
+    assert len(found.issues) == 5
     assert reasons.keys() == {*written} - {".venv/1_Hidden.py"}
 
 
@@ -179,7 +180,9 @@ def test_a_task_in_the_folder_of_the_shell_has_its_level(tmp_path: Path, monkeyp
     ((raw, _),) = KernelBench().make(Path("1_Net.py"), "", facts, "", [])
     assert raw["op_type"] == "kernelbench_l3"
     found = TraceSet(definitions={"kernelbench_l3_001_net": make_definition()})
-    ((*_, author),) = KernelBench().name_solutions(found, Path("level_3_problem_1_sample_0_kernel.py"))
+    file = Path("level_3_problem_1_sample_0_kernel.py")
+    file.write_text("class ModelNew: ...")
+    ((*_, author),) = KernelBench().name_solutions(found, file)
     assert author == "level3"
 
 

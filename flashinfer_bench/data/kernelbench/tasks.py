@@ -15,9 +15,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from flashinfer_bench.data.adapted import SOLUTION_FILE, find_by_file
+from flashinfer_bench.data.adapted import SOLUTION_FILE, find_by_file, find_engine
 from flashinfer_bench.data.issue import LoadIssue
-from flashinfer_bench.data.problems.folder import Raw, make_name
+from flashinfer_bench.data.problems.folder import Raw, make_name, read_source
 from flashinfer_bench.data.trace_set import TraceSet
 from flashinfer_bench.errors import DataSetError
 
@@ -34,7 +34,7 @@ class KernelBench:
     """Reads tasks at one precision."""
 
     name = "kernelbench"
-    file = re.compile(r"(\d+)_(\w[^/]*)\.py")
+    file = re.compile(r"(\d+)_(.+)\.py")
     mark = "def get_init_inputs"
     form = "level1/1_Name.py with def get_init_inputs()"
 
@@ -49,7 +49,9 @@ class KernelBench:
         """Yield the solution from a file of a KernelBench run."""
         if SOLUTION_FILE.fullmatch(file.stem):
             if (definition := find_by_file([file.stem], found.definitions)) is None:
-                raise DataSetError("no task here has its level and problem")
+                raise DataSetError("no converted task has its level and problem")
+            if find_engine(file.name, read_source(file)) is None:
+                raise DataSetError("it is not valid Python, or defines no ModelNew")
             author = file.absolute().parent.name
             yield definition, f"{author}_{file.stem}", author
 
