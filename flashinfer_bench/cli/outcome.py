@@ -48,7 +48,7 @@ from flashinfer_bench.cli.verdicts import (
 )
 from flashinfer_bench.data import LoadIssue, Trace, TraceSet
 from flashinfer_bench.data.measurement import CONFIRMED, NOT_CONFIRMED
-from flashinfer_bench.data.sets.results import list_results
+from flashinfer_bench.data.sets.results import Result, list_results
 from flashinfer_bench.data.store.layout import traces_path
 from flashinfer_bench.data.store.trace_lines import AnyTrace
 from flashinfer_bench.report.blind import find_blind
@@ -138,6 +138,11 @@ class RunOutcome:
     def traces(self) -> list[Trace]:
         """All verdicts of the result: the recorded verdicts of skipped jobs, then the verdicts of this run."""
         return [*self.resumed, *(event.trace for event in self.judged.values())]
+
+    @property
+    def results(self) -> list[Result]:
+        """The rows of `traces`, for reports."""
+        return list_results(None, self.traces)
 
     @property
     def have_all_passed(self) -> bool:
@@ -237,7 +242,7 @@ def plan_document(plan: Plan, machine: Machine) -> dict[str, Any]:
 
 def render_outcome(outcome: RunOutcome) -> str:
     """Render the table, the reasons of failures, the faults, the skips, and the totals."""
-    traces, lost = outcome.traces, outcome.lost()
+    traces, results, lost = outcome.traces, outcome.results, outcome.lost()
     notes = [*describe_skips(outcome.plan.skips), *(f"warning: {output}" for output in find_blind(traces))]
     sources = Counter(_source_of_baseline(event.trace) for event in outcome.judged.values())
     if cached := sources["cached"]:
@@ -245,18 +250,18 @@ def render_outcome(outcome: RunOutcome) -> str:
         notes.append(
             f"baseline: cached for {of}, by an earlier run on this GPU; --fresh-baselines times every reference"
         )
-    best = [row.standing for row in best_by_workload(traces) if row.standing in (CONFIRMED, NOT_CONFIRMED)]
+    best = [row.standing for row in best_by_workload(results) if row.standing in (CONFIRMED, NOT_CONFIRMED)]
     if best:  # the best results on a CPU cannot be confirmed
         confirmed = f"{best.count(CONFIRMED)} of {count(len(best), 'workload')}"
         notes.append(f"the best is confirmed at full assurance on {confirmed}")
-    notes += describe_compiled(traces)
+    notes += describe_compiled(results)
     open_jobs = outcome.left - len(lost["left_out"])
     faulted = len(lost["faults"]) if outcome.is_interrupted else open_jobs
     ended = {"not judged": len(lost["left_out"]), "without a verdict": faulted, "not finished": open_jobs - faulted}
     kept = f", {outcome.plan.resumed} recorded before" if outcome.plan.resumed else ""
     total = f"{count(len(outcome.plan.jobs), 'job')} in {format_duration(outcome.seconds)}{kept}: "
-    total += list_counts(count_statuses(traces) | ended) or "nothing to do"
-    rows, names = summarise(traces, outcome.expected()), outcome.names()
+    total += list_counts(count_statuses(results) | ended) or "nothing to do"
+    rows, names = summarise(results, outcome.expected()), outcome.names()
     return join_sections(
         render_summary(rows, names) if rows else "",
         _render_times(outcome, names),
@@ -267,9 +272,9 @@ def render_outcome(outcome: RunOutcome) -> str:
     )
 
 
-def describe_compiled(traces: Iterable[Trace]) -> list[str]:
+def describe_compiled(results: Iterable[Result]) -> list[str]:
     """Return a line about references under torch.compile; empty if none was requested."""
-    timed = [item for item in list_results(None, traces) if item.is_passed and item.reported.baseline_compile.mode]
+    timed = [item for item in results if item.is_passed and item.reported.baseline_compile.mode]
     if not timed:
         return []
     known = mean_ratio((item.compile_speedup, item.weight) for item in timed)
@@ -303,7 +308,7 @@ def annotate_outcome(
     """
     failed: Level = "error" if args.require_passed or outcome.is_stopped else "warning"
     broken: Level = "warning" if args.allow_broken and outcome.is_broken else "error"
-    rows, found = summarise(outcome.traces, outcome.expected()), report.annotations
+    rows, found = summarise(outcome.results, outcome.expected()), report.annotations
     for row in rows:
         for alike in row.failures:
             text = f"{alike.status} on {len(alike.workloads)} of {count(row.judged, 'workload')}: {alike.reason}"
@@ -315,7 +320,7 @@ def annotate_outcome(
         if reasons := _list_reasons(faults, outcome.names()):
             level: Level = "warning" if kind == "not_confirmed" else broken
             found.append(Annotation(level, "\n".join(reasons), LOST[kind], weight=len(faults)))
-    report.count = list_counts(count_statuses(outcome.traces) | {"without a verdict": outcome.left})
+    report.count = list_counts(count_statuses(outcome.results) | {"without a verdict": outcome.left})
     cells = default_columns(summary_cells(rows))
     table = make_markdown_table(list(cells), ([fill_cell(cell, row) for cell in cells.values()] for row in rows))
     head = "".join(f"#### {line}\n\n" for line in head_of(row.standing for row in rows))
@@ -327,7 +332,7 @@ def _render_times(outcome: RunOutcome, names: Names) -> str:
     counts = [len(set(column)) for column in zip(*map(names_of, outcome.traces), strict=True)]
     if not sys.stdout.isatty() or not counts or counts[0] > 1 or counts[1] > FEW_SOLUTIONS:
         return ""
-    rows = by_workload(outcome.traces)
+    rows = by_workload(outcome.results)
     return render_grid(rows, *make_grid(rows, names)) if 1 < counts[2] <= FEW_WORKLOADS else ""
 
 
@@ -336,7 +341,7 @@ def outcome_document(outcome: RunOutcome, trace_set: TraceSet | None) -> dict[st
     return {
         "version": FORMAT_VERSION,
         "plan": _plan_counts(outcome.plan),
-        "counts": count_statuses(outcome.traces),
+        "counts": count_statuses(outcome.results),
         "seconds": round(outcome.seconds, 3),
         "interrupted": outcome.is_interrupted,
         "devices": _devices(outcome.devices),

@@ -61,7 +61,6 @@ from flashinfer_bench.data import TraceSet
 from flashinfer_bench.data.sets.results import Result, list_results, parse_time
 from flashinfer_bench.data.sets.weights import weights_of
 from flashinfer_bench.data.store.layout import TOLERANCES_FILE
-from flashinfer_bench.data.store.trace_lines import AnyTrace
 from flashinfer_bench.data.trace import Trace
 from flashinfer_bench.data.workload import find_named
 from flashinfer_bench.errors import ConfigError, DataSetError, Fault, UsageError
@@ -300,10 +299,10 @@ def execute_summary(args: Namespace) -> int:
     if args.baseline_author is not None and args.by not in ("solution", "author"):
         raise UsageError("--baseline-author needs --by solution or --by author")
     trace_set, against = _open_against(args)
-    traces = choose_traces(trace_set, args)
+    results = _choose_results(args, trace_set)
     if args.by == "solution":
-        return _show_solutions(args, trace_set, traces, _summarise(args, trace_set, traces), NO_TRACES, against)
-    results = list_results(trace_set, traces)
+        rows = _summarise(args, trace_set, results)
+        return _show_solutions(args, rows, _name_workloads(args, trace_set, results), NO_TRACES, against)
     if args.by != "author":
         return _show_table(args, {**_of_group(args.by), **GROUPS}, group_by(results, args.by), [GROUP_NOTE])
     authors = rank_by_author(results, args.baseline_author)
@@ -315,20 +314,19 @@ def execute_best(args: Namespace) -> int:
     """Print the best passing solution of each workload or definition. With a group in --by, print the number of best
     solutions in each group."""
     trace_set, against = _open_against(args)
-    traces = choose_traces(trace_set, args)
+    results = _choose_results(args, trace_set)
     groups = [word for word in GROUP_KEYS if word in args.by]
     if groups and len(args.by) > 1:
         raise UsageError(f"--by {groups[0]}: no other word goes with it")
     if groups:
-        winners = count_winners(rank_by_workload(list_results(trace_set, traces)), groups[0])
+        winners = count_winners(rank_by_workload(results), groups[0])
         shares = WEIGHT_SHARES if any(row.weighted for row in winners) else {}
         return _show_table(args, {**_of_group(groups[0]), **WINNERS, **shares}, winners, [])
-    nothing = NONE_PASSED if traces else NO_TRACES
+    nothing, names = NONE_PASSED if results else NO_TRACES, _name_workloads(args, trace_set, results)
     if "definition" in args.by:
-        solutions = best_by_definition(traces, "latency" if "latency" in args.by else "speedup", trace_set)
-        return _show_solutions(args, trace_set, traces, solutions, nothing, against)
-    names = _name_workloads(args, trace_set, traces)
-    rows = best_by_workload(traces, "speedup" if "speedup" in args.by else "latency", trace_set)
+        solutions = best_by_definition(results, "latency" if "latency" in args.by else "speedup")
+        return _show_solutions(args, solutions, names, nothing, against)
+    rows = best_by_workload(results, "speedup" if "speedup" in args.by else "latency")
     rows = choose_rows(args, best_cells(rows, names), rows)
     return _show(args, rows, lambda: render_best(rows, names, choose_columns(args, best_cells(rows, names))), nothing)
 
@@ -336,28 +334,28 @@ def execute_best(args: Namespace) -> int:
 def execute_visualize(args: Namespace) -> int:
     """Print the counts of verdicts, one row per solution, and the best solution of each workload."""
     trace_set = open_trace_set(args)
-    traces = choose_traces(trace_set, args)
-    statuses, names = count_statuses(traces), _name_workloads(args, trace_set, traces)
-    best = best_by_workload(traces, trace_set=trace_set)
+    results = _choose_results(args, trace_set)
+    statuses, names = count_statuses(results), _name_workloads(args, trace_set, results)
+    best = best_by_workload(results)
     best = choose_rows(args, best_cells(best, names), best)
     head, further = [f"{count(sum(statuses.values()), 'verdict')}: {list_counts(statuses)}"], ""
     if best and args.format != "json":
         further = render_best(best, names, choose_columns(args, best_cells(best, names)))
     document: dict[str, Any] = {"counts": statuses, "best": list(map(asdict, best))}
-    rows = _summarise(args, trace_set, traces)
-    return _show_solutions(args, trace_set, traces, rows, NO_TRACES, head=head, further=further, **document)
+    rows = _summarise(args, trace_set, results)
+    return _show_solutions(args, rows, names, NO_TRACES, head=head, further=further, **document)
 
 
 def execute_table(args: Namespace) -> int:
     """Print the times of a definition's solutions by workload."""
     trace_set, _ = _open_against(args)
     args.definitions = [args.definition]
-    traces = choose_traces(trace_set, args)
-    rows = by_workload(traces, trace_set)
-    cells, lines = make_grid(rows, _name_workloads(args, trace_set, traces))
+    results = _choose_results(args, trace_set)
+    rows = by_workload(results)
+    cells, lines = make_grid(rows, _name_workloads(args, trace_set, results))
     scores: dict[tuple[str, str], SummaryRow] = {}
     if "Solution" in cells:
-        scores = {(row.solution, row.hardware): row for row in _summarise(args, trace_set, traces)}
+        scores = {(row.solution, row.hardware): row for row in _summarise(args, trace_set, results)}
         cells = {**cells, SOL: lambda line: fill_cell(SOL_CELL, scores[line.name, line.hardware])}
     lines = choose_rows(args, cells, lines)
     rows = [row for line in lines for row in line.rows.values()]
@@ -408,11 +406,16 @@ def _open_against(args: Namespace) -> tuple[TraceSet, str]:
     return trace_set, f"solutions of {to_one_line(author)}"
 
 
-def _summarise(args: Namespace, trace_set: TraceSet, traces: Sequence[AnyTrace]) -> list[SummaryRow]:
+def _choose_results(args: Namespace, trace_set: TraceSet) -> list[Result]:
+    """Return the latest results that the name flags select."""
+    return list_results(trace_set, choose_traces(trace_set, args))
+
+
+def _summarise(args: Namespace, trace_set: TraceSet, results: Sequence[Result]) -> list[SummaryRow]:
     """Return the rows. The arguments select the expected workloads."""
-    pairs = {(trace.definition, trace.solution or "") for trace in traces if trace.evaluation is not None}
+    pairs = {(item.definition, item.solution) for item in results}
     weights = {name: weights_of(_choose_lines(args, trace_set.workloads.get(name, []))) for name, _ in pairs}
-    return summarise(traces, {pair: weights[pair[0]] for pair in pairs}, trace_set)
+    return summarise(results, {pair: weights[pair[0]] for pair in pairs}, trace_set)
 
 
 def _choose_lines(args: Namespace, lines: Sequence[Trace]) -> Sequence[Trace]:
@@ -422,9 +425,10 @@ def _choose_lines(args: Namespace, lines: Sequence[Trace]) -> Sequence[Trace]:
     return [line for name in names for line in find_named(name, lines, attrgetter("workload"))]
 
 
-def _name_workloads(args: Namespace, trace_set: TraceSet, traces: Iterable[AnyTrace]) -> Names:
-    """Return the names of the workloads of a set and of traces."""
-    return name_jobs([*chain.from_iterable(trace_set.workloads.values()), *traces], uuids=args.uuids)
+def _name_workloads(args: Namespace, trace_set: TraceSet, results: Iterable[Result]) -> Names:
+    """Return the names of the workloads of a set and of results."""
+    lines = chain.from_iterable(trace_set.workloads.values())
+    return name_jobs([*lines, *(item.trace for item in results)], uuids=args.uuids)
 
 
 def _of_group(key: str) -> dict[str, str]:
@@ -442,16 +446,14 @@ def _format_time(text: str) -> str:
 
 def _show_solutions(
     args: Namespace,
-    trace_set: TraceSet,
-    traces: Sequence[AnyTrace],
     rows: Sequence[SummaryRow],
+    names: Names,
     nothing: str,
     against: str = "the reference",
     head: Sequence[str] = (),
     further: str = "",
     **document: Any,
 ) -> int:
-    names = _name_workloads(args, trace_set, traces)
     rows = choose_rows(args, summary_cells(rows), rows)
 
     def render() -> str:

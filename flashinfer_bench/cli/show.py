@@ -28,6 +28,7 @@ from flashinfer_bench.cli.verdicts import make_grid, name_jobs, render_grid, ren
 from flashinfer_bench.data import Definition, Solution, Trace, TraceSet, Workload
 from flashinfer_bench.data.definition import AxisSpec
 from flashinfer_bench.data.names import did_you_mean
+from flashinfer_bench.data.sets.results import list_results
 from flashinfer_bench.data.sets.weights import weights_of
 from flashinfer_bench.data.workload import InputSpec, SafetensorsInput, ScalarInput, find_named
 from flashinfer_bench.errors import DataSetError, UsageError
@@ -111,10 +112,11 @@ def _find(trace_set: TraceSet, name: str, definitions: Sequence[Definition]) -> 
 def _view_definition(trace_set: TraceSet, definition: Definition) -> View:
     name, lines = definition.name, trace_set.workloads.get(definition.name, [])
     traces = list(trace_set.all_traces(name))
-    rows, names = by_workload(traces, trace_set), name_jobs([*lines, *traces])
+    results = list_results(trace_set, traces)
+    rows, names = by_workload(results), name_jobs([*lines, *traces])
     expected = weights_of(lines)
     wanted = {(name, one.name): expected for one in trace_set.solutions.get(name, [])}
-    solutions = summarise(traces, wanted, trace_set)
+    solutions = summarise(results, wanted, trace_set)
     alike = len({repr(line.workload.tolerance) for line in lines}) == 1
     settings = _find_tolerance(trace_set, definition, lines[0].workload if alike else None)
     weighted = [one.workload for one in lines if one.workload.weight != 1]
@@ -150,7 +152,7 @@ def _view_definition(trace_set: TraceSet, definition: Definition) -> View:
 def _view_solution(trace_set: TraceSet, solution: Solution) -> View:
     name, spec = solution.name, solution.spec
     traces = [one for one in trace_set.all_traces(solution.definition) if one.solution == name]
-    rows = by_workload(traces, trace_set)
+    rows = by_workload(list_results(trace_set, traces))
     fields = {
         "author": solution.author,
         "language": spec.language.value,
@@ -181,7 +183,7 @@ def _view_solution(trace_set: TraceSet, solution: Solution) -> View:
 def _view_workload(trace_set: TraceSet, definition: Definition, workload: Workload) -> View:
     name, uuid, lines = definition.name, workload.uuid, trace_set.workloads[definition.name]
     traces = [one for one in trace_set.all_traces(name) if one.workload.uuid == uuid]
-    rows, names = by_workload(traces, trace_set), name_jobs(lines)
+    rows, names = by_workload(list_results(trace_set, traces)), name_jobs(lines)
     settings = _find_tolerance(trace_set, definition, workload)
     own = [line for line in lines if line.workload.uuid == uuid]
     axes = [_describe_axis(axis, definition.axes[axis], own) for axis in definition.var_axes]

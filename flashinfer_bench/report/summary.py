@@ -19,16 +19,8 @@ from flashinfer_bench.base.host import collector_paused
 from flashinfer_bench.data import TraceSet
 from flashinfer_bench.data.evaluation import EvaluationStatus
 from flashinfer_bench.data.measurement import CONFIRMED, join_standings, lead_confirmed
-from flashinfer_bench.data.sets.results import (
-    RANKING,
-    Result,
-    find_latest,
-    group,
-    list_results,
-    mean_sol_score,
-)
+from flashinfer_bench.data.sets.results import RANKING, Result, group, mean_sol_score
 from flashinfer_bench.data.sets.weights import differ, weighted_geometric_mean
-from flashinfer_bench.data.store.trace_lines import AnyTrace
 from flashinfer_bench.report.intervals import MeanRatio, TimeInterval, half_of, interval_of, mean_of, mean_speedup
 from flashinfer_bench.report.timing import QUICK, Timing, count_timing
 from flashinfer_bench.report.verdict import caveat_in, reason_of
@@ -122,20 +114,25 @@ class WorkloadRow(SummaryRow):
     """Whether the time ties with the best time: no significant difference."""
 
 
+@collector_paused()
 def summarise(
-    traces: Iterable[AnyTrace],
+    results: Iterable[Result],
     expected: Mapping[PairKey, Mapping[str, float]] | None = None,
     trace_set: TraceSet | None = None,
 ) -> list[SummaryRow]:
     """Return the rows, ordered by definition, then from the best solution to the worst. Quick looks come last.
 
     Args:
-        traces: verdicts in the order of their recording. The last verdict on a job counts.
+        results: the results that count, one per job.
         expected: pair → uuid → weight of a workload to judge. A pair without verdicts also gets a row.
-        trace_set: the set, whose baseline author is the baseline of speed-of-light scores.
+        trace_set: the set, whose definitions may have a rule for a score.
     """
-    results = list_results(trace_set, traces)
-    rows, groups = summarise_results(results, expected), group(results, _key)
+    wanted = expected or {}
+    groups: dict[tuple[str, str, str], list[Result]] = group(results, _key)
+    judged = {key[:2] for key in groups}
+    groups |= {(*pair, ""): [] for pair in wanted if pair not in judged}
+    rows = [_row(items, key, wanted.get(key[:2])) for key, items in groups.items()]
+    rows = lead_confirmed(sorted(rows, key=_rank), lambda row: _rank(row)[:5], attrgetter("standing"))
     return rows if trace_set is None else [_with_score(row, groups.get(_key(row), []), trace_set) for row in rows]
 
 
@@ -153,19 +150,6 @@ def _with_score(row: SummaryRow, items: Sequence[Result], trace_set: TraceSet) -
     return replace(row, ranked_ms=means[rule](times) if rule in means else times[-1])
 
 
-@collector_paused()
-def summarise_results(
-    results: Iterable[Result], expected: Mapping[PairKey, Mapping[str, float]] | None = None
-) -> list[SummaryRow]:
-    """Return the rows of `summarise` from results, one per job."""
-    wanted = expected or {}
-    groups: dict[tuple[str, str, str], list[Result]] = group(results, _key)
-    judged = {key[:2] for key in groups}
-    groups |= {(*pair, ""): [] for pair in wanted if pair not in judged}
-    rows = [_row(items, key, wanted.get(key[:2])) for key, items in groups.items()]
-    return lead_confirmed(sorted(rows, key=_rank), lambda row: _rank(row)[:5], attrgetter("standing"))
-
-
 def rank_by_workload(results: Iterable[Result], by: Merit = "latency") -> list[list[Result]]:
     """Return the passing results of each workload on each kind of hardware, the best first. Meaningful times come
     first, and confirmed times come first among them."""
@@ -180,30 +164,25 @@ def rank_by_workload(results: Iterable[Result], by: Merit = "latency") -> list[l
     return [sorted(items, key=order) for _, items in sorted(contests.items(), key=lambda contest: contest[0][:2])]
 
 
-def best_by_workload(
-    traces: Iterable[AnyTrace], by: Merit = "latency", trace_set: TraceSet | None = None
-) -> list[WorkloadRow]:
-    """Return the best passing trace of each workload, with its ties."""
+def best_by_workload(results: Iterable[Result], by: Merit = "latency") -> list[WorkloadRow]:
+    """Return the best passing result of each workload, with its ties."""
     rows = []
-    for ranked in rank_by_workload(list_results(trace_set, traces), by):
+    for ranked in rank_by_workload(results, by):
         ties = _ties(ranked)
         rows.append(replace(_workload_row(ranked[0], ranked, ties), ties=tuple(_row([tie]) for tie in ties)))
     return rows
 
 
-def by_workload(traces: Iterable[AnyTrace], trace_set: TraceSet | None = None) -> list[WorkloadRow]:
+def by_workload(results: Sequence[Result]) -> list[WorkloadRow]:
     """Return a row for each solution and workload. Solutions have the order of `summarise`. Workloads are ordered by
     axes."""
-    results = list_results(trace_set, traces)
     contests = {_workload(ranked[0]): (ranked, _ties(ranked)) for ranked in rank_by_workload(results)}
-    order = {_key(row): index for index, row in enumerate(summarise_results(results))}
-    results.sort(key=lambda item: (order[_key(item)], [*item.trace.workload.axes.items()], item.workload))
-    return [_workload_row(item, *contests.get(_workload(item), ((), ()))) for item in results]
+    order = {_key(row): index for index, row in enumerate(summarise(results))}
+    ordered = sorted(results, key=lambda item: (order[_key(item)], [*item.trace.workload.axes.items()], item.workload))
+    return [_workload_row(item, *contests.get(_workload(item), ((), ()))) for item in ordered]
 
 
-def best_by_definition(
-    traces: Iterable[AnyTrace], by: Merit = "speedup", trace_set: TraceSet | None = None
-) -> list[SummaryRow]:
+def best_by_definition(results: Iterable[Result], by: Merit = "speedup") -> list[SummaryRow]:
     """Return the best solution of each definition: the solution that passes the most workloads.
 
     Among solutions with the same number of passed workloads, confirmed solutions come first, then the highest mean
@@ -216,8 +195,7 @@ def best_by_definition(
         merits = merits if by == "latency" else merits[::-1]
         return row.timing_caveat is not None, -row.passed, *merits
 
-    results = [item for item in list_results(trace_set, traces) if item.may_be_best]
-    rows = [row for row in summarise_results(results) if row.latency_ms is not None]
+    rows = [row for row in summarise(item for item in results if item.may_be_best) if row.latency_ms is not None]
     best = []
     for contest in group(rows, attrgetter("definition", "hardware")).values():
         first, *others = lead_confirmed(sorted(contest, key=order), lambda row: order(row)[:2], attrgetter("standing"))
@@ -226,10 +204,10 @@ def best_by_definition(
     return best
 
 
-def count_statuses(traces: Iterable[AnyTrace]) -> dict[str, int]:
-    """Count verdicts by status, in the order of the statuses' declaration."""
-    counts = Counter(trace.evaluation.status for trace in find_latest(traces) if trace.evaluation is not None)
-    return {status.value: counts[status] for status in EvaluationStatus if counts[status]}
+def count_statuses(results: Iterable[Result]) -> dict[str, int]:
+    """Count results by status, in the order of the statuses' declaration."""
+    counts = Counter(item.status for item in results)
+    return {status.value: counts[status.value] for status in EvaluationStatus if counts[status.value]}
 
 
 def _row(

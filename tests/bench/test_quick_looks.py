@@ -5,8 +5,8 @@ import pytest
 from flashinfer_bench.bench.planning.resume import fingerprint
 from flashinfer_bench.data import TraceSet
 from flashinfer_bench.data.sets.results import find_latest
-from flashinfer_bench.report.summary import best_by_definition, best_by_workload
 from tests.kit import make_trace
+from tests.report.made import best_by_definition, best_by_workload
 
 KEYS = {"definition": "d", "solution": "s", "workload": "w", "evaluator": "e", "hardware": "test device"}
 WHOLE, QUICK = fingerprint(**KEYS), fingerprint(**KEYS, timing="quick")

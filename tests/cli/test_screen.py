@@ -21,10 +21,10 @@ from flashinfer_bench.cli.tables import (
 from flashinfer_bench.cli.verdicts import describe_verdict, name_jobs, render_best, render_summary
 from flashinfer_bench.data.issue import LoadIssue
 from flashinfer_bench.data.sets.results import list_results
-from flashinfer_bench.report.summary import best_by_workload, summarise
 from tests.cli.fake_engine import CPU, finished, make_jobs, play_run, write_small_set
 from tests.kit import make_trace, make_workload
 from tests.report import made
+from tests.report.made import best_by_workload, summarise
 
 UNREAL = {"measurement": {"meaningful": False, "reason": "an interpreter ran it"}}
 HOSTILE = "f\x1b]0;title\x07\x1b[2J\u202e\r"

@@ -1,6 +1,8 @@
 """Traces whose `extra` has a timing record."""
 
 from flashinfer_bench.data import TraceSet
+from flashinfer_bench.data.sets.results import list_results
+from flashinfer_bench.report import summary
 from tests.kit import make_definition, make_solution, make_trace, make_workload
 
 GPU = {"method": "cupti", "cache_state": "cold", "launch": "stream"}
@@ -36,3 +38,15 @@ def set_of(*traces, names=()):
         solutions={"double": [make_solution(name, author=f"by_{name}") for name in names]},
         traces={"double": list(traces)},
     )
+
+
+def summarise(traces, expected=None, trace_set=None):
+    return summary.summarise(list_results(trace_set, traces), expected, trace_set)
+
+
+def best_by_workload(traces, *by, trace_set=None):
+    return summary.best_by_workload(list_results(trace_set, traces), *by)
+
+
+def best_by_definition(traces, *by):
+    return summary.best_by_definition(list_results(None, traces), *by)

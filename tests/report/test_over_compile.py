@@ -6,9 +6,9 @@ import io
 import pytest
 
 from flashinfer_bench.cli.outcome import describe_compiled
+from flashinfer_bench.data.sets.results import list_results
 from flashinfer_bench.report.export import make_export
-from flashinfer_bench.report.summary import best_by_workload, summarise
-from tests.report.made import on, set_of
+from tests.report.made import best_by_workload, on, set_of, summarise
 
 TOLD = {"mode": "default", "latency_ms": 4.0, "compile_s": 9.5, "graphs": 1, "graph_breaks": 2}
 REFUSED = {"mode": "default", "reason": "no compiler"}
@@ -24,12 +24,14 @@ def test_the_mean_covers_the_workloads_with_both_times_and_the_rest_has_its_reas
     (row,) = summarise(TRACES)
     assert row.compile_speedup == pytest.approx(2.0)
     assert summarise([on()])[0].compile_speedup is None
-    (line,) = describe_compiled(TRACES)
+    (line,) = describe_compiled(list_results(None, TRACES))
     assert line == (
         "speed-up over torch.compile (default): 2.00x on 2 verdicts (geometric mean); 1 without a time: no compiler"
     )
-    assert describe_compiled(TRACES[2:3]) == ["speed-up over torch.compile (default): 1 without a time: no compiler"]
-    assert describe_compiled([on()]) == []
+    assert describe_compiled(list_results(None, TRACES[2:3])) == [
+        "speed-up over torch.compile (default): 1 without a time: no compiler"
+    ]
+    assert describe_compiled(list_results(None, [on()])) == []
 
 
 def test_an_export_has_both_baselines():

@@ -10,9 +10,19 @@ from flashinfer_bench.data import TraceSet
 from flashinfer_bench.data.sets.results import list_results
 from flashinfer_bench.report.intervals import read_speedup
 from flashinfer_bench.report.ranking import count_winners, group_by, rank_by_author
-from flashinfer_bench.report.summary import best_by_definition, best_by_workload, rank_by_workload, summarise
+from flashinfer_bench.report.summary import rank_by_workload
 from tests.cli.fake_engine import write_small_set
-from tests.report.made import CPU, FULL, STANDARD, UNREAL, on, set_of
+from tests.report.made import (
+    CPU,
+    FULL,
+    STANDARD,
+    UNREAL,
+    best_by_definition,
+    best_by_workload,
+    on,
+    set_of,
+    summarise,
+)
 
 REFERENCE = {"interval95_ms": [8 / 1.3, 8 * 1.3], "interval": "workers"}
 WAITS = {"flags": ["waits_inside"]}

@@ -11,10 +11,9 @@ from flashinfer_bench.data import TraceSet
 from flashinfer_bench.data.sets.results import list_results, sol_score
 from flashinfer_bench.report.export import make_export
 from flashinfer_bench.report.ranking import rank_by_author
-from flashinfer_bench.report.summary import summarise
 from tests.cli.fake_engine import write_small_set
 from tests.kit import make_definition, make_solution
-from tests.report.made import FULL, on
+from tests.report.made import FULL, on, summarise
 
 FORMULA = {
     "the baseline": (8.0, 8.0, 2.0, 0.5),

@@ -11,9 +11,9 @@ from flashinfer_bench.data import TraceSet
 from flashinfer_bench.data.sets.results import list_results
 from flashinfer_bench.report.intervals import mean_of
 from flashinfer_bench.report.ranking import FAST_P, count_winners, group_by, rank_by_author
-from flashinfer_bench.report.summary import rank_by_workload, summarise
+from flashinfer_bench.report.summary import rank_by_workload
 from tests.kit import make_definition, make_solution, make_trace, make_workload, write_trace_set
-from tests.report.made import on
+from tests.report.made import on, summarise
 
 NOTE = "means are weighted by workload weights"
 WEIGHTS = "double:\n  n=16: 0.5\n  work_0: 3\n"

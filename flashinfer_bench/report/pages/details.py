@@ -18,7 +18,7 @@ from flashinfer_bench.data.sets.weights import differ
 from flashinfer_bench.report.intervals import interval_of, mean_speedup
 from flashinfer_bench.report.pages.texts import colour, id_of
 from flashinfer_bench.report.ranking import FAST_P, rank_by_author, roofline_share_of
-from flashinfer_bench.report.summary import SummaryRow, summarise_results
+from flashinfer_bench.report.summary import SummaryRow, summarise
 from flashinfer_bench.report.timing import MEANINGS, QUICK, flags_in
 from flashinfer_bench.report.verdict import caveat_in, reason_of
 from flashinfer_bench.roofline.peaks import find_peak
@@ -42,8 +42,7 @@ def describe_overview(trace_set: TraceSet, results: Sequence[Result], ranked: Se
         "weighted": differ(item.weight for item in results),
         "definitions": definitions,
         "solutions": [
-            _describe_row(row, solutions[row.definition, row.solution, row.hardware])
-            for row in summarise_results(results)
+            _describe_row(row, solutions[row.definition, row.solution, row.hardware]) for row in summarise(results)
         ],
         "flags": list(MEANINGS.items()),
         "bounds": BOUNDS,

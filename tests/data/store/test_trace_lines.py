@@ -14,8 +14,8 @@ from flashinfer_bench.data import Trace, TraceSet
 from flashinfer_bench.data.measurement import read_reported
 from flashinfer_bench.data.store.parse import Location, parse_line
 from flashinfer_bench.data.store.trace_lines import TraceLine, TraceList, kept_of, read_trace_line
-from flashinfer_bench.report.summary import best_by_workload, summarise
 from tests.kit import make_definition, make_trace, make_workload, write_trace_set
+from tests.report.made import best_by_workload, summarise
 
 RUN = {"fingerprint": {"definition": "d", "solution": "s", "protocol": "1", "sandbox": "none"}, "seed": 1 << 61}
 MEASUREMENT = {"method": "cupti", "cache_state": "cold", "flags": ["noisy"], "burst_ms": 1.5, "assurance": "full"}
