@@ -203,10 +203,10 @@ def main(fd: int, host_pid: int) -> None:
         opening = importlib.import_module(OPENING)
     gc.freeze()  # sessions and workers need not scan torch's objects
     with socket.socket(fileno=fd) as host:
-        serve_host(host, opening.serve_host, opening.import_judge)
+        fork_sessions(host, opening.serve_host, opening.import_judge)
 
 
-def serve_host(host: socket.socket, serve: Serve, import_more: Callable[[], object] = lambda: None) -> None:
+def fork_sessions(host: socket.socket, serve: Serve, import_more: Callable[[], object] = lambda: None) -> None:
     """Fork sessions for a host until it has ended, or was idle for IDLE_S.
 
     Args:

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from flashinfer_bench.bench.runner import launcher
-from flashinfer_bench.bench.runner.launcher import Launcher, read_tail, serve_host
+from flashinfer_bench.bench.runner.launcher import Launcher, fork_sessions, read_tail
 from flashinfer_bench.sandbox.process_tree import is_alive
 from tests.kit.processes import wait_until_gone
 
@@ -41,7 +41,7 @@ class Played(Launcher):
             try:
                 self._sock.close()
                 sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__  # not what the tests' program captures
-                serve_host(theirs, act)
+                fork_sessions(theirs, act)
             finally:
                 os._exit(0)
         theirs.close()
