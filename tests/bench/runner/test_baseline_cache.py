@@ -113,7 +113,7 @@ def session(tmp_path, monkeypatch):
         kept = KeptTimes.open(
             SessionConfig.model_construct(hardware="H200", **names), {"torch": libraries}, dict(environment)
         )
-        kept = ReferenceTimer(None, None, None, kept, mode).kept
+        kept = ReferenceTimer(None, None, kept, mode).kept
         definition, workload = make_definition(reference=reference), make_workload(axes={"n": n}, inputs=stored)
         config = BenchmarkConfig(num_trials=num_trials).resolve_eval_config(definition)
         job = SimpleNamespace(

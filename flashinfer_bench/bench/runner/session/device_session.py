@@ -67,7 +67,6 @@ from flashinfer_bench.bench.runner.workers.pool import (
     MOST_WARM,
     SlowContext,
     SolutionFiles,
-    WorkerPool,
     reference_files,
 )
 from flashinfer_bench.bench.runner.workers.worker_handle import WorkerProcess
@@ -112,22 +111,21 @@ class DeviceSession:
     def __init__(
         self,
         session_config: SessionConfig,
-        pool: WorkerPool,
         tools: SessionTools,
         report: Callable[[Phase], None],
         kept: KeptTimes | None = None,
     ) -> None:
-        self._session_config, self._pool, self._report = session_config, pool, report
+        self._session_config, self._pool, self._report = session_config, tools.pool, report
         self._arena, self._device = tools.arena, tools.arena.device
         self._is_gpu = self._device.type == "cuda"
         self._tools = replace(tools, settle=self._settle)
-        self._precompiler = Precompiler(pool, has_modules=session_config.compiles_ahead)
-        self._timer = ReferenceTimer(session_config, pool, self._tools, kept)
+        self._precompiler = Precompiler(self._pool, has_modules=session_config.compiles_ahead)
+        self._timer = ReferenceTimer(session_config, self._tools, kept)
         mode = session_config.compile_mode
-        self._compiled = ReferenceTimer(session_config, pool, self._tools, kept, mode) if mode else None
+        self._compiled = ReferenceTimer(session_config, self._tools, kept, mode) if mode else None
         self._compiled_records: dict[BaselineKey, dict[str, Any]] = {}
         """The time of each workload's compiled reference, or the reason why there is none."""
-        self._machine = MachineCheck(session_config, pool, self._tools, self.end_workers)
+        self._machine = MachineCheck(session_config, self._tools, self.end_workers)
         self._request: RequestContext | None = None
         self._ahead: RequestContext | None = None
         self._holder: WorkerProcess | None = None
@@ -455,7 +453,7 @@ class DeviceSession:
         if self._precompiler.finish(solution.digest, wait_s, partial(self._say, job, "precompile")):
             self._say(job, "load")
         try:
-            signature = load_solution(kernel, self._pool, solution)
+            signature = load_solution(kernel, solution)
             style = choose_style(
                 signature,
                 inputs=list(definition.inputs),

@@ -26,7 +26,6 @@ from flashinfer_bench.bench.runner.workers.calling_style import CallingStyle
 from flashinfer_bench.bench.runner.workers.claims import OutputSpec
 from flashinfer_bench.bench.runner.workers.kernel import RemoteKernel
 from flashinfer_bench.bench.runner.workers.kernel_task import KernelMetadata, KernelTask, MeasurePlan, SessionTools
-from flashinfer_bench.bench.runner.workers.pool import WorkerPool
 from flashinfer_bench.compile import BuildPool, BuildTarget
 from flashinfer_bench.compile.diagnostics import DISK_FULL
 from flashinfer_bench.compile.known_good import NAME, KnownGood, programs_like
@@ -79,7 +78,6 @@ class MachineCheck:
     """
 
     session_config: SessionConfig
-    pool: WorkerPool
     tools: SessionTools
     end_workers: Callable[[], object]
     _found: dict[str, tuple[float, str]] = field(default_factory=dict)
@@ -139,7 +137,7 @@ class MachineCheck:
 
     def _call(self, solution: RequestedSolution) -> None:
         """Load one of our programs in a worker like a solution, and call it."""
-        worker, _ = self.pool.worker_for(files_of(solution))
+        worker, _ = self.tools.pool.worker_for(files_of(solution))
         task = KernelTask(
             input_names=["x"],
             outputs=[OutputSpec("y", SHAPE, torch.float32)],
@@ -149,7 +147,7 @@ class MachineCheck:
         )
         kernel = RemoteKernel(worker, self.tools, task, KernelMetadata(solution.name, NAME, False))
         try:
-            load_solution(kernel, self.pool, solution)
+            load_solution(kernel, solution)
             kernel.calling_style = CallingStyle("value", "ours")
             kernel.call_once([torch.ones(SHAPE, device=self.tools.arena.device)])
         finally:
@@ -157,7 +155,7 @@ class MachineCheck:
 
     def _remove_folder(self, solution: RequestedSolution) -> None:
         """Remove the files that compilers have written at run time for a solution."""
-        remove_tree(self.pool.policies.folder(solution.digest))
+        remove_tree(self.tools.pool.policies.folder(solution.digest))
 
 
 def describe(program: str, message: str, cache_root: str) -> str:

@@ -86,14 +86,12 @@ def serve(
         build_helpers()
     libs = library_versions()
     send_frame(host, {"ready": SessionReady(libs=libs).model_dump()})
-    tools = SessionTools(SharedArena(device), run_metadata, pool.await_quiet, pool.is_slowed, pool.is_starting)
+    tools = SessionTools(SharedArena(device), run_metadata, pool)
     kept = KeptTimes.open(session_config, libs, os.environ)
     make_session = (
         DeviceSession if session_config.tool is None else importlib.import_module(session_config.tool[0]).Session
     )
-    session = make_session(
-        session_config, pool, tools, lambda phase: send_frame(host, {"phase": phase.model_dump()}), kept
-    )
+    session = make_session(session_config, tools, lambda phase: send_frame(host, {"phase": phase.model_dump()}), kept)
     environment, batch_s = Environment(hardware=session_config.hardware, libs=libs), FIRST_BATCH_S
     try:
         while True:

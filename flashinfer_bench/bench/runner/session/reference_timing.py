@@ -32,7 +32,7 @@ from flashinfer_bench.bench.runner.session.job import BaselineKey, JobContext, p
 from flashinfer_bench.bench.runner.workers.artifacts import load_solution
 from flashinfer_bench.bench.runner.workers.kernel import RemoteKernel, WorkerKilled
 from flashinfer_bench.bench.runner.workers.kernel_task import KernelMetadata, KernelTask, MeasurePlan, SessionTools
-from flashinfer_bench.bench.runner.workers.pool import WorkerPool, gaps_matter, reference_files
+from flashinfer_bench.bench.runner.workers.pool import gaps_matter, reference_files
 from flashinfer_bench.data import SafetensorsInput
 from flashinfer_bench.data.digest import digest_of
 from flashinfer_bench.errors import DefinitionFault, SolutionFailure
@@ -205,7 +205,6 @@ class ReferenceTimer:
     """Times references on one device, and caches their times."""
 
     session_config: SessionConfig
-    pool: WorkerPool
     tools: SessionTools
     kept: KeptTimes | None = None
     """Times of earlier runs; None if the cache is off."""
@@ -240,12 +239,12 @@ class ReferenceTimer:
         known = self._known.get(key)
         if known is None or key in self._forgotten:
             return False
-        excess_ns = self.pool.excess_ns(known.record.get("chain_gap_ns", 0))
+        excess_ns = self.tools.pool.excess_ns(known.record.get("chain_gap_ns", 0))
         if not gaps_matter(excess_ns, known.record.get("operations", 1), known.latency_ms * 1e6):
             return False
         del self._known[key]
         self._forgotten.add(key)
-        self.pool.end_reference()
+        self.tools.pool.end_reference()
         return True
 
     def measure(
@@ -301,13 +300,13 @@ class ReferenceTimer:
             compiled = {"mode": self.mode, "compile_s": compile_s, **dict(counts)}
             return replace(measured, record={**measured.record, "compiled": compiled})
         except SolutionFailure as failure:
-            self.pool.end_reference()
+            self.tools.pool.end_reference()
             if isinstance(failure, WorkerKilled) and not is_retried:
                 return self._take(job, input_sets, check, is_retried=True)
             message = f"reference of {job.request.definition.name}, while it was timed: {failure.message}"
             raise DefinitionFault(message) from None
         finally:
-            self.pool.tend()
+            self.tools.pool.tend()
 
     def _open(self, job: JobContext) -> RemoteKernel:
         """Return the reference, loaded in its worker, as a callable for a job's workload."""
@@ -316,7 +315,7 @@ class ReferenceTimer:
         if self.mode:
             sources["compiled.py"] = COMPILED.format(mode=self.mode, calls=COMPILED_CALLS)
             limit_s += COMPILE_S
-        worker, is_fresh = self.pool.worker_for(files)
+        worker, is_fresh = self.tools.pool.worker_for(files)
         task = KernelTask(
             input_names=list(definition.inputs),
             outputs=job.output_specs(),
@@ -340,5 +339,5 @@ class ReferenceTimer:
                 sources=sources,
                 build_error=None,
             )
-            load_solution(kernel, self.pool, solution)
+            load_solution(kernel, solution)
         return kernel

@@ -15,7 +15,6 @@ from flashinfer_bench.worker.protocol import Signature
 
 if TYPE_CHECKING:
     from flashinfer_bench.bench.runner.workers.kernel import RemoteKernel
-    from flashinfer_bench.bench.runner.workers.pool import WorkerPool
 
 
 def find_artifact(solution: RequestedSolution, make_folder: Callable[[], Path], *, anew: bool = False) -> Artifact:
@@ -43,15 +42,15 @@ def find_artifact(solution: RequestedSolution, make_folder: Callable[[], Path], 
     return Artifact(directory, solution.entry, solution.symbol, solution.kind)
 
 
-def load_solution(kernel: RemoteKernel, pool: WorkerPool, solution: RequestedSolution) -> Signature | None:
+def load_solution(kernel: RemoteKernel, solution: RequestedSolution) -> Signature | None:
     """Have a kernel's fresh worker import a solution or a reference; return the signature of its entry function.
 
     Raises:
         BuildFault: its artifact was changed.
         SolutionFailure: the import failed.
     """
-    pool.await_writers()
-    policies, worker = pool.policies, kernel.worker
+    kernel.tools.pool.await_writers()
+    policies, worker = kernel.tools.pool.policies, kernel.worker
     if not worker.is_adopted:
         name_jit_folder(policies.folder(solution.digest), solution.name)  # `cache show` lists the name
     reaches_none = solution.kind == "reference" or worker.is_adopted

@@ -217,7 +217,7 @@ class RemoteKernel:
             count -= len(made)
             yield from made
             if at_once > 1 and count and self._arena.is_aside:  # the separate memory has room for one call
-                self.tools.await_quiet()
+                self.tools.pool.await_quiet()
                 self._arena.come_back()
 
     def _make_calls(self, inputs: Sequence[Any], count: int = 1) -> tuple[CallBuffers, list[list[Returned]]]:
@@ -319,7 +319,7 @@ class RemoteKernel:
         Raises:
             SolutionFailure: it failed, or the session's own clock contradicts the samples of its worker.
         """
-        self.tools.await_quiet()
+        self.tools.pool.await_quiet()
         self._arena.come_back()
         measuring, self._measuring = self._measuring, None
         if measuring is None or measuring.input_sets is not input_sets:

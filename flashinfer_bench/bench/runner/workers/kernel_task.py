@@ -13,7 +13,7 @@ from flashinfer_bench.bench.evaluators.inputs.stress import StressPlan
 from flashinfer_bench.bench.runner.run_metadata import RunMetadata
 from flashinfer_bench.bench.runner.workers.arena import SharedArena
 from flashinfer_bench.bench.runner.workers.claims import OutputSpec
-from flashinfer_bench.bench.runner.workers.worker_handle import WorkerProcess
+from flashinfer_bench.bench.runner.workers.pool import WorkerPool
 from flashinfer_bench.timing.settings import PRECISION, USUAL, TimingSettings
 
 Vary = Callable[[int, Sequence[Any]], Contents]
@@ -97,13 +97,8 @@ class SessionTools:
     """Shared memory. Every kernel may overwrite its content."""
     run_metadata: RunMetadata
     """Makes a measurement from trials."""
-    await_quiet: Callable[[], object]
-    """Called before a measurement. It returns when no other process of ours uses the device."""
-    is_slowed: Callable[[WorkerProcess, int, float, bool], bool] = lambda *_: False
-    """Returns whether a worker's context slows a call down. Arguments: the worker, the call's number of operations, the
-    call's nanoseconds, and whether the call uses several streams."""
-    is_starting: Callable[[], bool] = lambda: False
-    """Returns whether a context is starting on a GPU."""
+    pool: WorkerPool
+    """The workers. They can disturb a measurement."""
     settle: Callable[[bool], bool] = lambda _host_counts: False
     """Waits until no process of ours can disturb a timed call; returns whether there was such a process. The argument
     says whether the host's time is part of the call. No such process starts before the job is over."""

@@ -126,7 +126,7 @@ class Measuring:
 
     def _run_once(self) -> Measured:
         kernel, plan, worker = self.kernel, self.plan, self.kernel.worker
-        before, was_starting = self.tools.run_metadata.query_before(), self.tools.is_starting()
+        before, was_starting = self.tools.run_metadata.query_before(), self.tools.pool.is_starting()
         calls = self._open_calls()
         taken = self._take_samples(calls)
         low_ns, high_ns = SWITCH_NS
@@ -138,7 +138,7 @@ class Measuring:
             calls.setup_samples.clear()
             taken = self._take_samples(calls)
         call_ns, operations = median(taken.spans_ns), max(sample.operations or 1 for sample in taken.samples)
-        if self.tools.is_slowed(worker, operations, call_ns, bool(taken.metadata.get("streams"))):
+        if self.tools.pool.is_slowed(worker, operations, call_ns, bool(taken.metadata.get("streams"))):
             raise SlowContext
         costs_ns, setup_ns = [*calls.costs_ns], calls.setup_ns
         self._make_up(calls, is_quick=call_ns <= QUICK_CALL_NS)

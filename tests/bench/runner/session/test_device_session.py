@@ -62,8 +62,8 @@ def open_session():
                 "expects_new": False,
                 "compile_mode": "",
             }
-            tools = SessionTools(arena, RunMetadata(None), lambda: None)
-            session = DeviceSession(SimpleNamespace(**usual | session_config), FakePool(), tools, lambda _phase: None)
+            tools = SessionTools(arena, RunMetadata(None), FakePool())
+            session = DeviceSession(SimpleNamespace(**usual | session_config), tools, lambda _phase: None)
             session.log, session.arena = session._pool.log, arena
             if judge is not None:
                 session._judge = judge

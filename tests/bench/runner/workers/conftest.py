@@ -1,6 +1,7 @@
 """Shared memory on a CPU, and kernels in real workers."""
 
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from tests.kit.workers import running_template, wait_ready, worker_order
 
 OUTPUTS = (OutputSpec("y", (4,), torch.float32),)
 PLAN = MeasurePlan(2, 5, 1.0)
+CALM_POOL = SimpleNamespace(await_quiet=lambda: None, is_starting=lambda: False, is_slowed=lambda *_: False)
 
 
 @pytest.fixture
@@ -51,7 +53,7 @@ def open_kernel(template, tmp_path):
             SharedArena(torch.device("cpu")) as arena,
         ):
             wait_ready(worker)
-            tools = SessionTools(arena, RunMetadata(None), lambda: None)
+            tools = SessionTools(arena, RunMetadata(None), CALM_POOL)
             fields = {"timeout_seconds": 60.0, "plan": PLAN, "vary": vary(), **task}
             asked = KernelTask(["x"], list(outputs), **fields)
             kernel = RemoteKernel(worker, tools, asked, KernelMetadata("s", "d", True))
