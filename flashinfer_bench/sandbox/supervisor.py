@@ -107,6 +107,7 @@ def run_supervisor(order: dict[str, Any], fds: Sequence[int], run_worker: RunWor
     finally:
         end_descendants(kill_domain if is_apart else None)
     report(session, {"exit": {"code": code, "over_memory": watch.over_memory}})
+    session.detach()  # the kernel closes it after it has freed this process's memory
 
 
 def report(session: socket.socket, message: dict[str, Any]) -> None:
