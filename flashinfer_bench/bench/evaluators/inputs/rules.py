@@ -103,16 +103,20 @@ def find_varied_input(value_spec: ValueSpec, *, is_random: bool = True) -> Varie
     if not (is_float or rule.make is fill_bytes or kind == "bools" or mode == "redrawn") or rule.mode == "fixed":
         return VariedInput(name, "rolled" if rule.make is even else mode)
     deviation = rule.deviation(value_spec) if rule.deviation is not None and is_wide else None
-    return VariedInput(name, "redrawn", partial(_remake, value_spec), deviation=deviation, kind=kind)
+    remake = partial(_remake, rule, value_spec)
+    return VariedInput(name, "redrawn", remake, deviation=deviation, kind=kind)
 
 
-def _remake(value_spec: ValueSpec, seed: int) -> torch.Tensor:
-    return make_tensor(replace(value_spec, seed=seed))
+def _remake(rule: Rule, value_spec: ValueSpec, seed: int) -> torch.Tensor:
+    return _make(rule, replace(value_spec, seed=seed))
 
 
 def make_tensor(value_spec: ValueSpec) -> torch.Tensor:
     """Make a random tensor input."""
-    rule = find_rule(TENSOR_RULES, value_spec)
+    return _make(find_rule(TENSOR_RULES, value_spec), value_spec)
+
+
+def _make(rule: Rule, value_spec: ValueSpec) -> torch.Tensor:
     made: torch.Tensor = (
         rule.make(value_spec) if rule.deviation is None else normal(value_spec, rule.deviation(value_spec))
     )
