@@ -24,8 +24,6 @@ class DataModel(BaseModel):
 
     always_written: ClassVar[tuple[str, ...]] = ()
     """Fields that the format requires. They are written even if they have their default."""
-    known_extras: ClassVar[tuple[str, ...]] = ()
-    """Redundant keys of public files, which are kept without a warning."""
 
     def model_post_init(self, context: Any, /) -> None:  # noqa: ARG002 - pydantic's signature
         """Mark the required fields as given, so that they are written."""
@@ -51,8 +49,7 @@ class DataModel(BaseModel):
     def unknown_keys(self) -> Iterator[tuple[tuple[str, ...], DataModel]]:
         """Yield the location of every unknown key, and the model that holds it."""
         for key in self.__pydantic_extra__ or ():
-            if key not in self.known_extras:
-                yield (key,), self
+            yield (key,), self
         for name, value in self.__dict__.items():
             for steps, child in _children(value):
                 if isinstance(child, DataModel):

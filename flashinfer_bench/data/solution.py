@@ -85,7 +85,6 @@ class BuildSpec(DataModel):
     """How a solution is built and called."""
 
     always_written = ("dependencies",)
-    known_extras = ("languages",)
 
     language: SupportedLanguages
     """The language, which picks the builder."""

@@ -199,6 +199,7 @@ def _upgrade_spec(raw: Raw, texts: Mapping[str, str], warnings: Warnings) -> Raw
         chosen = _choose_language(suffix, names)
         if chosen is not None:
             spec["language"] = chosen.value
+            spec.pop("languages", None)
             warnings.append(("spec", f"language {', '.join(names)} is built as {chosen.value}"))
             needed = [OTHER_LANGUAGES.get(name, "") for name in names]
             if not chosen.record.is_compiled:
