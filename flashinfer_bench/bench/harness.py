@@ -34,7 +34,7 @@ from flashinfer_bench.bench.runner.job_seeds import JobSeeds
 from flashinfer_bench.bench.scheduler import POLL_S, DeviceSlot, Judged, Rules, Scheduler
 from flashinfer_bench.bench.spread_file import SpreadFile
 from flashinfer_bench.data import Definition, Evaluation, Solution, Trace
-from flashinfer_bench.data.store.jsonl import append_line, check_append
+from flashinfer_bench.data.store.jsonl import append_lines, check_append
 from flashinfer_bench.data.store.layout import traces_path
 from flashinfer_bench.errors import DataSetError, Fault, FlashInferBenchError
 from flashinfer_bench.roofline.measured import find_peaks_file, read_peaks
@@ -330,7 +330,7 @@ class TraceRecorder:
         """
         try:
             file, root = self._file_of(job.definition, job.solution)
-            append_line(file, trace.to_json(), root=root)
+            append_lines(file, [trace.to_json()], root=root)
         except Fault as fault:
             verdict = trace.evaluation.status.value if trace.evaluation is not None else "none"
             lost = f"the verdict {verdict} of {job.solution.name} on workload {job.workload.uuid} is lost"

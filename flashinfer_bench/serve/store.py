@@ -22,7 +22,7 @@ from flashinfer_bench.base.files.reading import open_to_read
 from flashinfer_bench.base.files.writing import WriteRefused, open_folder
 from flashinfer_bench.bench.confirm import Confirm
 from flashinfer_bench.data import Solution, Trace, TraceSet
-from flashinfer_bench.data.store.jsonl import append_line, check_append, read_lines
+from flashinfer_bench.data.store.jsonl import append_lines, check_append, read_lines
 from flashinfer_bench.data.store.layout import traces_path
 from flashinfer_bench.errors import DataSetError, Fault
 
@@ -142,7 +142,7 @@ class TaskStore:
         line = next((line for known, line in self._written if known is trace), None)
         if line is None:
             line, path = _with_task(trace, row).to_json(), self._file_of(row)
-            append_line(path, line, root=self._root)
+            append_lines(path, [line], root=self._root)
             with os.fdopen(open_to_read(path), "rb") as file:
                 os.fsync(file.fileno())  # before the database records it
             self._written.append((trace, line))

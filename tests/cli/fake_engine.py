@@ -9,7 +9,7 @@ from flashinfer_bench.bench.planning.plan import make_plan
 from flashinfer_bench.bench.planning.resume import RecordedJobs
 from flashinfer_bench.cli.main import cli as main
 from flashinfer_bench.data import TraceSet
-from flashinfer_bench.data.store.jsonl import append_line
+from flashinfer_bench.data.store.jsonl import append_lines
 from flashinfer_bench.data.store.layout import traces_path
 from tests.kit import make_definition, make_solution, make_trace, make_workload, write_trace_set
 
@@ -103,7 +103,7 @@ class FakeEngine:
                 if save_results and isinstance(event, JobFinished) and self.trace_set.root is not None:
                     names = {"author": job.solution.author, "op_type": job.definition.op_type}
                     file = traces_path(self.trace_set.root, definition=job.definition.name, **names)
-                    append_line(file, event.trace.to_json())
+                    append_lines(file, [event.trace.to_json()])
                 yield event
         finally:
             self.is_ended = True

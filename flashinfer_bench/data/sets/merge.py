@@ -25,7 +25,7 @@ from flashinfer_bench.data.names import did_you_mean
 from flashinfer_bench.data.store import layout
 from flashinfer_bench.data.store.blobs import locate_blob
 from flashinfer_bench.data.store.dialects import UNKNOWN_AUTHOR
-from flashinfer_bench.data.store.jsonl import append_line, append_lines, new_folder, write_whole
+from flashinfer_bench.data.store.jsonl import append_lines, new_folder, write_whole
 from flashinfer_bench.data.store.trace_lines import AnyTrace, TraceLine, TraceList, kept_of
 from flashinfer_bench.data.trace import Trace
 from flashinfer_bench.errors import DataSetError, Fault, WorkloadFault
@@ -241,7 +241,7 @@ def add_traces(trace_set: TraceSet, traces: Iterable[Trace]) -> None:
     for trace, op_type, solution in checked:
         if (root := trace_set.solution_root(solution.name)) is not None:
             file = layout.traces_path(root, author=solution.author, op_type=op_type, definition=trace.definition)
-            append_line(file, trace.to_json(), root=root)
+            append_lines(file, [trace.to_json()], root=root)
         trace_set.keep_traces([trace])
 
 

@@ -59,22 +59,17 @@ def read_lines(path: Path) -> Iterator[tuple[int, bytes, bool]]:
                 yield number, text, line.endswith(b"\n")
 
 
-def append_line(path: Path, line: str, *, root: Path | None = None) -> None:
-    """Append one line atomically. Other processes may append concurrently.
+def append_lines(path: Path, lines: Iterable[str], *, root: Path | None = None) -> None:
+    """Append all lines or none. Other processes may append concurrently.
 
     Args:
         path: the file. Missing folders are made.
-        line: the line without its newline.
+        lines: the lines without their newlines.
         root: folder below which no link is followed.
 
     Raises:
         Fault: the file cannot be written, and is unchanged.
     """
-    append_lines(path, [line], root=root)
-
-
-def append_lines(path: Path, lines: Iterable[str], *, root: Path | None = None) -> None:
-    """Append all lines or none. Other processes may append concurrently."""
     data = b"".join(line.encode() + b"\n" for line in lines)
     if not data:
         return

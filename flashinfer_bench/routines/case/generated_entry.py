@@ -22,7 +22,7 @@ from flashinfer_bench.data import Definition, Solution, Trace, Workload
 from flashinfer_bench.data.digest import digest_of
 from flashinfer_bench.data.dtypes import DTYPES
 from flashinfer_bench.data.store import layout
-from flashinfer_bench.data.store.jsonl import append_line, write_whole
+from flashinfer_bench.data.store.jsonl import append_lines, write_whole
 from flashinfer_bench.errors import DataSetError, Fault
 from flashinfer_bench.routines.case.extract_source import ENTRY, extract_source, top_level
 from flashinfer_bench.routines.case.spec import TORCH, Case, Routine, Tensor
@@ -96,7 +96,8 @@ def write_entry(root: Path, entry: GeneratedEntry) -> None:
         for path, text in files.items():
             write_whole(path, text, root=root)
         if not workloads.exists() or workload.uuid not in workloads.read_text(encoding="utf-8", errors="replace"):
-            append_line(workloads, Trace(definition=definition.name, workload=workload).to_json(), root=root)
+            line = Trace(definition=definition.name, workload=workload).to_json()
+            append_lines(workloads, [line], root=root)
     except (OSError, Fault) as error:
         raise DataSetError(f"{root}: the trace set cannot be written: {error}") from error
 

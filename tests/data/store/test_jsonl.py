@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from flashinfer_bench.data.store import jsonl
-from flashinfer_bench.data.store.jsonl import append_line, append_lines, read_lines, remove_lines, write_whole
+from flashinfer_bench.data.store.jsonl import append_lines, read_lines, remove_lines, write_whole
 from flashinfer_bench.errors import Fault
 
 FORK = multiprocessing.get_context("forkserver")
@@ -20,7 +20,7 @@ FORK = multiprocessing.get_context("forkserver")
 def _append_many(path: Path, writer: int, size: int, barrier) -> None:
     barrier.wait()
     for index in range(30):
-        append_line(path, json.dumps({"writer": writer, "index": index, "filling": "x" * size}))
+        append_lines(path, [json.dumps({"writer": writer, "index": index, "filling": "x" * size})])
 
 
 def test_processes_that_append_at_once_leave_whole_lines_and_lose_none(tmp_path):
@@ -52,7 +52,7 @@ def test_removing_lines_loses_none_that_other_processes_append_meanwhile(tmp_pat
 
 def _append_without_end(path: Path) -> None:
     for index in itertools.count():
-        append_line(path, json.dumps({"index": index, "filling": "x" * 1_000_000}))
+        append_lines(path, [json.dumps({"index": index, "filling": "x" * 1_000_000})])
 
 
 def test_a_writer_that_is_killed_at_any_moment_leaves_whole_lines_to_the_next(tmp_path):
@@ -66,7 +66,7 @@ def test_a_writer_that_is_killed_at_any_moment_leaves_whole_lines_to_the_next(tm
             assert writer.is_alive()
         writer.kill()
         writer.join()
-        append_line(path, "{}")
+        append_lines(path, ["{}"])
     lines = path.read_text().splitlines()
     assert lines.count("{}") == 3
     assert sum(line.endswith("}") for line in lines) >= 3 * 3
@@ -76,7 +76,7 @@ def test_a_writer_that_is_killed_at_any_moment_leaves_whole_lines_to_the_next(tm
 def test_a_last_line_without_its_newline_gets_it_and_stays(last, tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_text(last)
-    append_line(path, '{"new": 2}')
+    append_lines(path, ['{"new": 2}'])
     assert path.read_text() == f'{last}\n{{"new": 2}}\n'
 
 
@@ -85,10 +85,10 @@ def test_a_write_that_the_disk_takes_in_part_leaves_nothing(tmp_path, monkeypatc
     path.write_text("{}\n")
     monkeypatch.setattr(jsonl.os, "write", lambda file, data: write(file, data[:3]))
     with pytest.raises(Fault, match="only part"):
-        append_line(path, '{"new": 2}')
+        append_lines(path, ['{"new": 2}'])
     assert path.read_text() == "{}\n"
     with pytest.raises(Fault, match=r"a\.jsonl/b\.jsonl"):
-        append_line(path / "b.jsonl", "{}")
+        append_lines(path / "b.jsonl", ["{}"])
 
 
 def test_no_lines_make_no_file_and_a_file_is_replaced_whole(tmp_path):

@@ -69,7 +69,7 @@ def test_an_append_does_not_wait_for_ever(tmp_path, monkeypatch):
     path = tmp_path / "a.jsonl"
     with held(path):
         with pytest.raises(Fault, match=f"{path}: its lock is held by another process"):
-            jsonl.append_line(path, "{}")
+            jsonl.append_lines(path, ["{}"])
         assert path.read_text() == ""
 
 
@@ -81,7 +81,7 @@ def test_with_and_without_flock_a_folder_and_a_file_have_one_holder(tmp_path, mo
     with locked_folder(tmp_path, 0.0), pytest.raises(TimeoutError, match=words), locked_folder(tmp_path, 0.0):
         pass
     for line in ('{"a": 1}', '{"b": 1}'):
-        jsonl.append_line(tmp_path / "a.jsonl", line, root=tmp_path)
+        jsonl.append_lines(tmp_path / "a.jsonl", [line], root=tmp_path)
     assert (tmp_path / "a.jsonl").read_text() == '{"a": 1}\n{"b": 1}\n'
     assert [file.name for file in tmp_path.iterdir()] == ["a.jsonl"]
     if has_flock:

@@ -12,7 +12,7 @@ from flashinfer_bench.base.files.writing import (
     open_folder,
     open_to_replace,
 )
-from flashinfer_bench.data.store.jsonl import append_line, check_append, write_whole
+from flashinfer_bench.data.store.jsonl import append_lines, check_append, write_whole
 from flashinfer_bench.errors import DataSetError, Fault
 
 TORN = '{"mine": 1'
@@ -56,7 +56,7 @@ def test_what_is_written_below_a_root_never_leaves_it(root, home, trap):
     with pytest.raises(DataSetError, match=f"nothing can be appended to .*{real}"):
         check_append(root / FILE, root)
     with pytest.raises(Fault, match="cannot append"):
-        append_line(root / FILE, "{}", root=root)
+        append_lines(root / FILE, ["{}"], root=root)
     with pytest.raises(OSError):
         open_to_replace(root / FILE, root=root)
     with suppress(OSError):
@@ -70,7 +70,7 @@ def test_the_root_and_the_folders_above_it_may_be_links(tmp_path):
     (tmp_path / "above").symlink_to("disk")
     root = tmp_path / "above/link"
     check_append(root / "traces/a/x.jsonl", root)
-    append_line(root / "traces/a/x.jsonl", "{}", root=root)
+    append_lines(root / "traces/a/x.jsonl", ["{}"], root=root)
     assert (tmp_path / "disk/set/traces/a/x.jsonl").read_text() == "{}\n"
 
 
@@ -89,4 +89,4 @@ def test_a_file_that_becomes_a_trap_after_a_look_is_refused(root, home, monkeypa
     lay(root, home, trap)
     with monkeypatch.context() as patch, pytest.raises(Fault):
         patch.setattr(os, "stat", lambda *_, **__: plain)
-        append_line(root / FILE, "{}", root=root)
+        append_lines(root / FILE, ["{}"], root=root)
