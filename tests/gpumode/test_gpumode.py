@@ -246,11 +246,14 @@ def test_an_input_that_the_problem_fills_itself_is_no_output_buffer(tmp_path: Pa
         "kept": PLAIN._replace(generate="return torch.empty(n, n).uniform_(), torch.ones(n)"),
         "by_part": PLAIN._replace(generate="x = torch.empty(n, n); x[:, 0] = 1; return x, torch.ones(n)"),
         "left": PLAIN._replace(generate="return torch.empty(n, n), torch.ones(n)"),
+        "of_another_output": PLAIN._replace(
+            generate="return torch.empty(n), torch.ones(n)", reference="c, x = data; return 3 * x, c.copy_(2 * x)"
+        ),
     }
     write_problems(tmp_path, filled)
     found = read_folder(tmp_path, GpuMode()).definitions
-    homes = {name: "'homes': {'output': 'data_0'}" in one.reference for name, one in found.items()}
-    assert homes == {"kept": False, "by_part": False, "left": True}
+    homes = {name: "'homes': {}" not in one.reference for name, one in found.items()}
+    assert homes == {"kept": False, "by_part": False, "left": True, "of_another_output": False}
 
 
 def test_the_tolerance_comes_from_the_check_of_the_reference() -> None:

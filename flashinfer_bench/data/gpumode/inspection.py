@@ -44,6 +44,7 @@ def _inspect_case(one: Any, case: dict[str, Any]) -> dict[str, Any]:
     # The filling is a tensor's first write. After a second write, the problem has set the values.
     unset = {_memory(tensor) for tensor in filled if tensor.is_inference() or tensor._version == 1}
     outputs, _ = one.flatten(one.load("reference").ref_kernel(data), "output")
+    unset -= {_memory(output) for output in outputs.values() if _is_tensor(output)}  # it has another output
     values, homes, orders = {**inputs, **outputs}, dict[str, str](), dict[str, list[int]]()
     described = {name: describe(name, value) for name, value in values.items()}
     for name, output in outputs.items():
