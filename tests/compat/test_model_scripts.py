@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 
 import pytest
-from pydantic import BaseModel
+from pydantic import BaseModel, RootModel
 
 import flashinfer_bench
 from flashinfer_bench import AxisConst, AxisVar, Definition, RandomInput, TensorSpec, TraceSet, Workload
@@ -57,18 +57,24 @@ def test_arguments_that_do_not_fit_are_a_type_error(args, kwargs, words):
         GEMM.merge_kwargs_to_args(args, kwargs)
 
 
-class Note(BaseModel):
+class Note(BaseModel, strict=True):
     """A model of the script's own."""
 
     text: str
+    position: tuple[int, int] = (1, 2)
 
 
-def test_any_pydantic_model_is_saved_and_loaded(tmp_path):
-    notes = [Note(text="one"), Note(text="two")]
-    save_json_file(notes[0], tmp_path / "note.json")
-    save_jsonl_file(notes, tmp_path / "notes.jsonl")
-    assert load_json_file(Note, tmp_path / "note.json") == notes[0]
-    assert load_jsonl_file(Note, tmp_path / "notes.jsonl") == notes
+class Numbers(RootModel[list[int]]):
+    """A model of the script's own that is no object."""
+
+
+@pytest.mark.parametrize("models", [[Note(text="one"), Note(text="two")], [Numbers([1, 2]), Numbers([])]])
+def test_any_pydantic_model_is_saved_and_loaded(tmp_path, models):
+    kind = type(models[0])
+    save_json_file(models[0], tmp_path / "one.json")
+    save_jsonl_file(models, tmp_path / "all.jsonl")
+    assert load_json_file(kind, tmp_path / "one.json") == models[0]
+    assert load_jsonl_file(kind, tmp_path / "all.jsonl") == models
 
 
 @pytest.mark.parametrize("text", ["{", '{"text": 1}'])

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from pydantic import BaseModel, ValidationError
-from pydantic_core import from_json
+from pydantic_core import from_json, to_json
 
 from flashinfer_bench.base.files.reading import read_whole
 from flashinfer_bench.data.issue import LoadIssue, Location
@@ -66,7 +66,7 @@ def parse_objects(model: type[Model], location: Location, issues: list[LoadIssue
         issues.append(location._replace(line=int(line[1]) if line else None).issue("error", f"not JSON: {error}"))
         return
     objects = [(location._replace(line=1), parsed)]
-    if isinstance(parsed, list):
+    if isinstance(parsed, list) and issubclass(model, DataModel):
         objects = [(location._replace(prefix=(str(index),)), raw) for index, raw in enumerate(parsed)]
     models = (parse_raw(model, raw, at._replace(text=text), issues) for at, raw in objects)
     pairs = ((built, at) if built is not None else None for built, (at, _) in zip(models, objects, strict=True))
@@ -86,16 +86,17 @@ def parse_line(model: type[Model], line: bytes, location: Location, issues: list
 
 def parse_raw(model: type[Model], raw: object, location: Location, issues: list[LoadIssue]) -> Model | None:
     """Return the model of parsed JSON in any dialect; None, with issues, if it is invalid."""
-    if not isinstance(raw, dict):
+    is_ours = issubclass(model, DataModel)  # another model may be no object, or accept more from JSON than from Python
+    if is_ours and not isinstance(raw, dict):
         kind = "null" if raw is None else type(raw).__name__
         issues.append(location.issue("error", f"a JSON object is expected, this is {kind}"))
         return None
     warnings: Warnings = []
-    if model in UPGRADES:
+    if model in UPGRADES and isinstance(raw, dict):
         with suppress(AttributeError, KeyError, TypeError):  # the model refuses an unexpected form
             raw = UPGRADES[model](raw, location, warnings)
     try:
-        built = model.model_validate(raw)
+        built = model.model_validate(raw) if is_ours else model.model_validate_json(to_json(raw))
     except ValidationError as error:
         issues += [location.issue("error", reason, steps) for steps, reason in _faults_in(error, raw, dict(warnings))]
         return None
@@ -121,7 +122,7 @@ def _unknown_keys(built: DataModel) -> Iterator[tuple[tuple[str, ...], str]]:
 
 
 def _faults_in(
-    error: ValidationError, raw: dict[str, Any], warnings: Mapping[str, str]
+    error: ValidationError, raw: object, warnings: Mapping[str, str]
 ) -> Iterable[tuple[tuple[str, ...], str]]:
     """Return one reason for each invalid field. The reason for a missing field includes the warning about that
     field."""
