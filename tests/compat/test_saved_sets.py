@@ -74,6 +74,14 @@ def test_languages_choose_a_builder_and_name_what_they_need(tmp_path, languages,
     assert {issue.severity for issue in loaded.issues} <= {"warning"}
 
 
+def test_a_list_of_languages_beside_the_language_has_no_warning(tmp_path):
+    spec = {"language": "triton", "languages": ["triton"], "target_hardware": ["LOCAL"], "entry_point": "main.py::run"}
+    sources = [{"path": "main.py", "content": "text"}]
+    solution = {"name": "s", "definition": "double", "author": "a", "spec": spec, "sources": sources}
+    loaded = load(tmp_path, {"solutions/a/test/double/s.json": solution}, definitions=[make_definition()])
+    assert [*map(str, loaded.issues)] == []
+
+
 def test_an_input_that_is_null_is_left_out(tmp_path):
     bias = {"dtype": "float32", "shape": ["n"], "optional": True}
     definition = make_definition(inputs={"x": "float32[n]", "bias": bias}, reference="def run(x, bias): return x * 2\n")

@@ -199,7 +199,6 @@ def _upgrade_spec(raw: Raw, texts: Mapping[str, str], warnings: Warnings) -> Raw
         chosen = _choose_language(suffix, names)
         if chosen is not None:
             spec["language"] = chosen.value
-            spec.pop("languages", None)
             warnings.append(("spec", f"language {', '.join(names)} is built as {chosen.value}"))
             needed = [OTHER_LANGUAGES.get(name, "") for name in names]
             if not chosen.record.is_compiled:
@@ -213,6 +212,8 @@ def _upgrade_spec(raw: Raw, texts: Mapping[str, str], warnings: Warnings) -> Raw
         warnings.append(("spec", f"kept without effect, since only cpp, cuda and cutlass have it: {', '.join(unused)}"))
     if isinstance(hardware := spec.get("target_hardware"), str):
         spec["target_hardware"] = [hardware]
+    if "language" in spec:
+        spec.pop("languages", None)
     return spec
 
 
