@@ -11,6 +11,7 @@ from __future__ import annotations
 import csv
 import errno
 import io
+import json
 import math
 import os
 from argparse import Namespace
@@ -18,8 +19,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import count as count_up
 from pathlib import Path
 from typing import Any, Final
-
-import msgspec
 
 from flashinfer_bench.base.files.writing import open_to_replace
 from flashinfer_bench.cli.args import find_output
@@ -277,10 +276,11 @@ class Results:
 
     def add(self, row: Row) -> None:
         """Write a row to every file without a failed write. Infinite values and nan become null, or an empty cell."""
-        line = msgspec.json.encode(row)
+        row = json.loads(json.dumps(row), parse_constant=lambda _: None)
+        line = f"{json.dumps(row)}\n".encode()
         for path in self._open.keys() - self.lost:
             try:
-                _append(self._open[path], to_csv(msgspec.json.decode(line)) if path == self._csv else line + b"\n")
+                _append(self._open[path], to_csv(row) if path == self._csv else line)
             except OSError as error:
                 self.lost.add(path)
                 why = f"a row cannot be written, and none after it will be: {error.strerror}"

@@ -79,12 +79,12 @@ def test_a_time_that_cannot_be_is_flagged_and_one_of_setup_is_told_beside(tmp_pa
     assert "median time 0.500 ms" in lines[0]
     assert "[INFO] torch: setup takes 2.000 ms before a call; it is not in the time" in lines
     session = argparse.Namespace(output_path=str(tmp_path / "out.csv"), json_path=None)
-    Results([request()], session, CPU).add(found)
+    Results([request()], session, CPU).add({**found, "case_tag": "not UTF-8: \udcff"})
     (idle,) = ask(RMSNORM.replace("torch", "cuda"))
     Results([idle], session, CPU).print_case(idle)  # renames no file, and writes none
     (read,) = read_rows(tmp_path / "out.csv")
     assert [read[name] for name in ("median_time", "std_time", "setup_ms", "burst_ms")] == ["0.5", "", "2.0", "2.4"]
-    assert read["flags"] == "noisy x"
+    assert (read["flags"], read["case_tag"]) == ("noisy x", "not UTF-8: \\udcff")
     flags = {flag.name for routine in ROUTINES.values() for flag in routine.flags}
     elsewhere = {"dtype", "local_bs_list", "node_id", "dist_init_method", "spec_dec_mask", "mla_is_var_seq"}
     elsewhere |= {"mla_cute_dsl_impl"}
