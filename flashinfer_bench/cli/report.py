@@ -328,7 +328,8 @@ def execute_best(args: Namespace) -> int:
         return _show_solutions(args, solutions, names, nothing, against)
     rows = best_by_workload(results, "speedup" if "speedup" in args.by else "latency")
     rows = choose_rows(args, best_cells(rows, names), rows)
-    return _show(args, rows, lambda: render_best(rows, names, choose_columns(args, best_cells(rows, names))), nothing)
+    cells = choose_columns(args, best_cells(rows, names))
+    return _show(args, rows, partial(render_best, rows, names, cells), nothing)
 
 
 def execute_visualize(args: Namespace) -> int:
@@ -455,9 +456,10 @@ def _show_solutions(
     **document: Any,
 ) -> int:
     rows = choose_rows(args, summary_cells(rows), rows)
+    cells = choose_columns(args, summary_cells(rows))
 
     def render() -> str:
-        return join_sections(render_summary(rows, names, choose_columns(args, summary_cells(rows)), against), further)
+        return join_sections(render_summary(rows, names, cells, against), further)
 
     return _show(args, rows, render, nothing, head, **document)
 

@@ -100,7 +100,15 @@ def test_an_author_without_a_time_is_listed(report):
 
 
 @pytest.mark.parametrize(
-    "line", ["table double", "summary --by author", "summary --by hardware", "best --by op_type", "visualize"]
+    "line",
+    [
+        "table double",
+        "summary --by author",
+        "best --json",
+        "best --by op_type",
+        "best --by definition",
+        "visualize --json",
+    ],
 )
 def test_every_table_names_its_columns_for_a_wrong_one(report, line):
     for flag in ("--sort", "--columns"):
