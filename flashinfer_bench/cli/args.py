@@ -116,10 +116,9 @@ def choose_definitions(trace_set: TraceSet, args: Namespace) -> list[Definition]
     return sorted(kept, key=lambda item: (item.op_type, item.name))
 
 
-def without_unread(trace_set: TraceSet, names: Iterable[str]) -> list[str]:
-    """Return the names of definitions and solutions without those whose files cannot be read."""
+def without_unread(trace_set: TraceSet, names: Iterable[str], known: Collection[str]) -> list[str]:
+    """Return the names of definitions or of solutions without those whose files cannot be read. `known` are read."""
     unread = {issue.file.stem for issue in trace_set.issues if issue.severity == "error"}
-    known = {*trace_set.definitions, *(item.name for item in trace_set.all_solutions())}
     return [name for name in names if name in known or path_part(name) not in unread]
 
 

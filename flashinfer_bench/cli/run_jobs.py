@@ -360,9 +360,10 @@ def _leave_out_unread(args: Namespace, trace_set: TraceSet) -> Asked:
     """
     config = read_config(args)
     asked = Asked(**{name: getattr(config, name) for name in ("definitions", "solutions", "op_types", "authors")})
-    for field in ("definitions", "solutions"):
+    read = {"definitions": trace_set.definitions, "solutions": {item.name for item in trace_set.all_solutions()}}
+    for field, known in read.items():
         if given := getattr(args, field):
-            left = without_unread(trace_set, given)
+            left = without_unread(trace_set, given, known)
             if not left:
                 raise Fault(f"nothing to run: {', '.join(given)} cannot be read; `flashinfer-bench validate` says why")
             setattr(args, field, left)

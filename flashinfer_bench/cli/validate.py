@@ -234,7 +234,7 @@ def _validate(whole: TraceSet, checks: list[str], args: Namespace) -> dict[str, 
 def _choose(whole: TraceSet, args: Namespace) -> TraceSet:
     """Return the set with only the chosen definitions. Names of definitions with unreadable files are allowed."""
     asked = args.definitions
-    readable = without_unread(whole, asked)
+    readable = without_unread(whole, asked, whole.definitions)
     chosen = choose_definitions(whole, Namespace(**{**vars(args), "definitions": readable}))
     names = {item.name for item in chosen if not asked or item.name in asked}
     kept: dict[str, Any] = {

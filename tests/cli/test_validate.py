@@ -92,6 +92,7 @@ def test_findings_of_other_definitions_are_left_out(odd_set, reported):
         ("validate ROOT --outputs stdout,json", 2, "error: --outputs json and text are files: give --output-folder"),
         ("validate ROOT --output-folder ROOT/tolerances.yaml", 2, "error: --output-folder: "),
         ("validate ROOT --definitions broken", 1, "broken.json:1: not JSON"),
+        ("run ROOT --definitions broken", 1, "nothing to run: broken cannot be read"),
         ("validate ROOT --definitions double", 0, ""),
         ("validate ROOT --definitions narrow", 1, "no call of the reference's run can work"),
         ("validate-render gone.json", 2, "cannot be read: No such file"),
@@ -101,6 +102,8 @@ def test_findings_of_other_definitions_are_left_out(odd_set, reported):
 def test_misuse_and_files_that_cannot_be_read_are_told(tmp_path, capsys, line, code, said):
     narrow = make_definition("narrow", inputs={"x": "float32[n]", "w": "float32[n]"})
     files = {"tolerances.yaml": "", "definitions/test/broken.json": "{", "definitions/test/narrow.json": narrow}
+    alike = make_solution("broken", definition="broken")
+    files |= {"solutions/me/test/broken/broken.json": alike.to_json()}  # its name tells nothing about the definition
     files |= {"list.json": "[]", "empty.json": "{}", "later.json": '{"version": 2}'}
     root = write_small_set(tmp_path, files=files)
     assert main(line.replace("ROOT", str(root)).split()) == code
