@@ -56,7 +56,7 @@ from flashinfer_bench.errors import DefinitionFault
 
 MAX_RECORDED_OUTPUTS: Final = 16
 """Maximum number of outputs whose errors a trace records."""
-INPUT_SHARE: Final = 4
+INPUT_SHARE: Final = 8
 """The inputs and expected outputs of all trials take at most 1/INPUT_SHARE of the device's memory."""
 
 

@@ -69,6 +69,7 @@ from flashinfer_bench.bench.runner.workers.pool import (
     SolutionFiles,
     reference_files,
 )
+from flashinfer_bench.bench.runner.workers.timed.call_buffers import HUGE_SHARE
 from flashinfer_bench.bench.runner.workers.worker_handle import WorkerProcess
 from flashinfer_bench.compile.build_pool import BUILD_LIMIT_S
 from flashinfer_bench.data import EvaluationStatus, Performance
@@ -382,7 +383,7 @@ class DeviceSession:
                 measure(None, job.config, context=self._context(job))  # only for the notes
             return verdict
         if not is_timed:
-            self._let_go()
+            self._let_go(baseline)
             return Passed(verdict.correctness, Performance())
         is_empty = all(0 in output.shape for output in kernel.task.outputs)  # a speed-up would have no meaning
         reference_ms = None if is_empty else baseline.mean_latency_ms
@@ -395,7 +396,7 @@ class DeviceSession:
             job.notes["baseline"] = baseline.measurement
             if compiled is not None:
                 job.notes["baseline_compile"] = compiled
-        self._let_go()
+        self._let_go(baseline)
         wrong: Rejected | None = None
         if kernel.is_meaningful:
             self._say(job, EXPECTED_PHASE)
@@ -536,10 +537,12 @@ class DeviceSession:
             notes=job.notes,
         )
 
-    def _let_go(self) -> None:
-        """On a GPU, begin to end the worker if the next job does not need it. The worker ends during the rest of this
-        job."""
-        if self._is_gpu and (self._session_config.isolated or self._comes_next not in ("", self._serves)):
+    def _let_go(self, baseline: Baseline) -> None:
+        """On a GPU, begin to end the worker if the next job does not need it, or if calls of this job need much memory.
+        The worker ends during the rest of this job."""
+        is_last = self._session_config.isolated or self._comes_next not in ("", self._serves)
+        is_huge = bytes_of([*baseline.inputs[0], *baseline.outputs[0]]) > total_bytes(self._device) // HUGE_SHARE
+        if self._is_gpu and (is_last or is_huge):
             self._take_output()
             self._pool.discard()
 

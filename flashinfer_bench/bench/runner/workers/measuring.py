@@ -25,8 +25,10 @@ from flashinfer_bench.bench.runner.workers.pool import SlowContext
 from flashinfer_bench.bench.runner.workers.timed.batches import BatchTimer, count_batch_calls, count_batch_reads
 from flashinfer_bench.bench.runner.workers.timed.call_buffers import (
     FEWEST_CALLS,
+    HUGE_SHARE,
     LARGE_SHARE,
     MOST_BUFFERS,
+    VAST_SHARE,
     check_room,
     describe_inputs,
 )
@@ -67,9 +69,6 @@ MEASUREMENTS: Final = 4
 machine can change threefold between samples and batches. A forged report is contradicted each time."""
 FEW_READS: Final = 2
 """Number of calls of a trial that are compared if memory is too small for MOST_BUFFERS buffers."""
-HUGE_SHARE: Final = 24
-"""If a call needs more than 1/LARGE_SHARE of the device's memory, each trial has one stress call. If a call needs more
-than 1/HUGE_SHARE, the whole job has one stress call, and one call of each trial is compared."""
 SWITCH_NS: Final = 1_000_000, 100_000_000
 """Shortest and longest calls, in nanoseconds, whose time a starting context changes. A GPU switches contexts every
 millisecond or so, and takes 0.2 s to make a context."""
@@ -85,16 +84,17 @@ class Measuring:
 
     Args:
         kernel: the solution, loaded.
-        input_sets: the inputs of each trial. If the shapes or scalars of a set differ from the first set's, this set
-            and all later sets are not used.
+        input_sets: the inputs of each trial; several trials can use one set. If the shapes or scalars of a set differ
+            from the first set's, this set and all later sets are not used.
     """
 
     def __init__(self, kernel: RemoteKernel, input_sets: Sequence[list[Any]]) -> None:
         self.kernel, self.plan, self.tools = kernel, kernel.task.plan, kernel.tools
         self.device = kernel.tools.arena.device
         form = describe_inputs(input_sets[0])
-        alike = takewhile(lambda inputs: describe_inputs(inputs) == form, input_sets[: self.plan.trials])
-        self.input_sets, self.sets = input_sets, list(alike)
+        alike = [*takewhile(lambda inputs: describe_inputs(inputs) == form, input_sets[: self.plan.trials])]
+        self.input_sets, self.trials = input_sets, len(alike)
+        self.sets = [*{id(inputs): inputs for inputs in alike}.values()]
         self._open_contents(1)
 
     def _open_contents(self, attempt: int) -> None:
@@ -128,6 +128,7 @@ class Measuring:
         kernel, plan, worker = self.kernel, self.plan, self.kernel.worker
         before, was_starting = self.tools.run_metadata.query_before(), self.tools.pool.is_starting()
         calls = self._open_calls()
+        same_inputs = not calls.contents.differs  # kept calls need the memory that this needs for a moment
         taken = self._take_samples(calls)
         low_ns, high_ns = SWITCH_NS
         waits = bool(taken.metadata.get("waits_inside"))
@@ -142,7 +143,7 @@ class Measuring:
             raise SlowContext
         costs_ns, setup_ns = [*calls.costs_ns], calls.setup_ns
         self._make_up(calls, is_quick=call_ns <= QUICK_CALL_NS)
-        trials = taken.dealt(len(self.sets))
+        trials = taken.dealt(self.trials)
         kernel.reads = [[] for _ in self.sets]
         self._take_reads(calls, "reading")
         while len(kernel.reads) > len(trials) and not kernel.reads[-1]:
@@ -161,18 +162,19 @@ class Measuring:
             bound = partial(tell_outside, costs_ns)
         elif kernel.is_meaningful and not kernel.task.is_reference:
             bound = partial(self._bound, calls, costs_ns)
-        return report_time(replace(measured, record=record), setup_ns, bound, same_inputs=not calls.contents.differs)
+        return report_time(replace(measured, record=record), setup_ns, bound, same_inputs=same_inputs)
 
     def _open_calls(self) -> TimedCalls:
         """Return the calls of all trials."""
         kernel, task, plan, sets = self.kernel, self.kernel.task, self.plan, len(self.sets)
         buffers = kernel.lay_out(self.sets[0])
         memory, is_gpu = total_bytes(self.device), self.device.type == "cuda"
-        is_large, is_huge = buffers.stride > memory // LARGE_SHARE, buffers.stride > memory // HUGE_SHARE
+        is_large, is_huge, is_vast = (buffers.stride > memory // at for at in (LARGE_SHARE, HUGE_SHARE, VAST_SHARE))
         reads = plan.reads if len(buffers) >= MOST_BUFFERS else min(plan.reads, 1 if is_huge else FEW_READS)
         if self._schedule is not None:
-            names = self._schedule.plan.calls[: (1 if is_huge else sets) if is_large else None]
-            self._schedule.spread(names, plan.warmup_runs + (plan.fewest or plan.iterations) * sets)
+            most = 0 if is_vast else 1 if is_huge else sets if is_large else None
+            names = self._schedule.plan.calls[:most]
+            self._schedule.spread(names, plan.warmup_runs + (plan.fewest or plan.iterations) * self.trials)
         return TimedCalls(
             buffers,
             self._contents,
@@ -186,11 +188,12 @@ class Measuring:
             returns=kernel.style != "dps" and bool(task.outputs),
             may_return_inputs=task.may_return_inputs,
             schedule=self._schedule,
+            is_huge=is_huge,
         )
 
     def _take_samples(self, calls: TimedCalls) -> Trial:
         """Take the samples of all trials, within the solution's time."""
-        plan, sets = self.plan, len(self.sets)
+        plan, sets = self.plan, self.trials
         procedure = Procedure(
             warmup_runs=plan.warmup_runs,
             iterations=plan.iterations * sets,

@@ -6,10 +6,15 @@ from dataclasses import replace
 import pytest
 import torch
 
+from flashinfer_bench.bench.evaluators.inputs.stress import StressPlan
+from flashinfer_bench.bench.runner.workers import measuring as measuring_module
+from flashinfer_bench.bench.runner.workers.claims import OutputSpec
 from flashinfer_bench.bench.runner.workers.kernel_task import MeasurePlan
 from flashinfer_bench.bench.runner.workers.measuring import Measuring
+from flashinfer_bench.bench.runner.workers.timed.call_buffers import HUGE_SHARE, VAST_SHARE
 from flashinfer_bench.bench.runner.workers.timed.reported_time import ClaimContradicted
 from flashinfer_bench.errors import SolutionFailure
+from tests.kit.make import make_definition, make_workload
 from tests.kit.trials import vary
 
 pytestmark = pytest.mark.cpu
@@ -63,6 +68,27 @@ def test_every_call_that_is_compared_of_an_honest_solution_is_right(open_kernel,
     assert len(found) == 2 * (READ.reads + 1)
     assert all(map(is_right, found))
     assert len({read.inputs[0].numpy().tobytes() for read in found}) == len(found)
+
+
+@pytest.mark.parametrize(("share", "stress"), [(HUGE_SHARE, 1), (VAST_SHARE, 0)])
+def test_few_of_the_huge_calls_are_kept(open_kernel, monkeypatch, share, stress):
+    x = torch.arange(600_000, dtype=torch.float32)
+    bytes_of_call, sets = 2 * x.nbytes, ([x], [x + 1])
+    monkeypatch.setattr(measuring_module, "total_bytes", lambda device: share * (bytes_of_call - 1))
+    plan = StressPlan(make_definition(), make_workload(axes={"n": len(x)}, inputs={}), 1)
+    outputs = [OutputSpec("y", (len(x),), torch.float32)]
+    with open_kernel(DOUBLE, plan=replace(READ, iterations=4, budget_s=30.0), stress=plan, outputs=outputs) as kernel:
+        assert len(kernel.measure([*sets, sets[0]]).trials) == 3
+        assert sum(map(len, kernel.reads)) == 2
+        assert all(is_right(read) for reads in kernel.reads for read in reads)
+        assert len(kernel.stress_calls) == stress
+
+
+def test_huge_inputs_that_a_call_changes_are_found(open_kernel, monkeypatch):
+    monkeypatch.setattr(measuring_module, "total_bytes", lambda device: 0)
+    with open_kernel("def run(x):\n    return x.mul_(2).clone()", plan=READ) as kernel:
+        with pytest.raises(SolutionFailure, match="input 'x' was changed"):
+            kernel.measure([[X]])
 
 
 CHEATS = {

@@ -53,7 +53,11 @@ SCARCE_SHARE: Final = 3
 """If memory is scarce, FEWEST_BUFFERS take at most 1/SCARCE_SHARE of the free memory. The session needs the same amount
 again for its own memory, and for compared calls."""
 LARGE_SHARE: Final = 64
-"""A call is large if it takes more than 1/LARGE_SHARE of the device's memory."""
+HUGE_SHARE: Final = 24
+VAST_SHARE: Final = 8
+"""A call is large, huge or vast if it takes more than this share of the device's memory. A job of large calls has one
+stress call for each trial. A job of huge calls has one stress call, and one compared call for each trial. A job of vast
+calls has no stress call."""
 FEW_READS: Final = 6
 """Number of calls that are compared in a chain, and in a batch of large calls. A solution that skips half of its calls
 rarely passes."""

@@ -125,6 +125,9 @@ class TimedCalls:
     """Results can lie in the memory of the inputs."""
     schedule: StressSchedule | None = None
     """Which calls get inputs of stress cases; None without stress cases."""
+    is_huge: bool = False
+    """Few calls fit into memory. The inputs of a compared call are checked at once, and not copied. Calls on the
+    evaluator's own inputs are kept by chance, like all calls, and at most one odd call is kept."""
     setup_samples: list[Sample] = field(default_factory=list)
     """Samples of `setup`, if the solution has one."""
     costs_ns: list[float] = field(default_factory=list)
@@ -266,10 +269,12 @@ class TimedCalls:
         """
         if self.is_idle:
             return
-        calls, bases = list(zip(indices, numbers, strict=True)), {*filter(self.contents.is_base, numbers)}
+        calls = list(zip(indices, numbers, strict=True))
+        bases = {number for number in numbers if self.contents.is_base(number) and not self.is_huge}
         chosen = bases | self._choose([number for number in numbers if number not in bases]) if chooses else set()
         left = self._copy([call for call in calls if call[1] in chosen], outputs, has_inputs=has_inputs)
         seen, odd = self.buffers.read_spots(indices, self._secret), set[int]()
+        most_odd = 1 if self.is_huge else MOST_ODD * len(self.contents)
         self._latest = ([*indices], seen)
         for number, words, is_unwritten in zip(numbers, seen, self.buffers.find_unwritten(seen), strict=True):
             digest = hash((self._secret, words.tobytes()))
@@ -277,7 +282,7 @@ class TimedCalls:
             # check can take a second.
             is_odd = is_unwritten or (digest in self._digests and self.contents.differs)
             self._digests.add(digest)
-            if is_odd and number not in bases and self._odd + len(odd) < MOST_ODD * len(self.contents):
+            if is_odd and number not in bases and self._odd + len(odd) < most_odd:
                 odd.add(number)
         further = odd - chosen
         left |= self._copy([call for call in calls if call[1] in further], outputs, has_inputs=has_inputs)
@@ -348,9 +353,11 @@ class TimedCalls:
         held = self.buffers.held_outputs() if outputs is None else outputs
         for some in self._chunks(calls, TOGETHER_BYTES):
             indices = [index for index, _ in some]
-            given = copy_rows(self.buffers.held_inputs(), indices) if has_inputs else [None] * len(some)
-            rows = zip(copy_rows(held, indices), given, strict=True)
-            copied |= {number: row for (_, number), row in zip(some, rows, strict=True)}
+            own, is_copied = copy_rows(held, indices), has_inputs and not self.is_huge
+            given = copy_rows(self.buffers.held_inputs(), indices) if is_copied else [None] * len(some)
+            copied |= {number: (row, left) for (_, number), row, left in zip(some, own, given, strict=True)}
+            for index, number in some if has_inputs and self.is_huge else []:
+                self.check_inputs([(self.contents.make(number), self.buffers.inputs(index))])
         return copied
 
     def _chunks(self, calls: Sequence[Any], most_bytes: int) -> list[Sequence[Any]]:
