@@ -126,16 +126,23 @@ class FrameReader:
             raise WireError("a frame is not a JSON object")
         return message
 
-    def take_fds(self) -> list[int]:
-        """Hand over the file descriptors that arrived so far; the caller closes them.
+    def take_fds(self, most: int = MAX_FDS) -> list[int]:
+        """Hand over the first file descriptors that have arrived, at most `most`; the caller closes them. Descriptors
+        of later frames may have arrived, too.
 
         Raises:
             OSError: a descriptor was lost, since this process has no free descriptors.
         """
         if self._has_lost_fds:
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-        fds, self._fds = self._fds, []
+        fds, self._fds = self._fds[:most], self._fds[most:]
         return fds
+
+    def close(self) -> None:
+        """Close the socket, and the descriptors that nobody has taken."""
+        self._sock.close()
+        for fd in self._fds:
+            os.close(fd)
 
     def read(self) -> dict[str, Any]:
         """Block until one whole frame is there and return it."""

@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
-from flashinfer_bench.base.wire import send_frame
+from flashinfer_bench.base.wire import FrameReader, send_frame
 from flashinfer_bench.sandbox.landlock import keep_signals_apart, kill_domain
 from flashinfer_bench.sandbox.notifications import Notifications
 from flashinfer_bench.sandbox.process_tree import (
@@ -50,17 +50,18 @@ RunWorker = Callable[[dict[str, Any], Sequence[int], socket.socket], None]
 returns."""
 
 
-def start_supervisor(order: dict[str, Any], fds: Sequence[int], run_worker: RunWorker, server: socket.socket) -> None:
+def start_supervisor(order: dict[str, Any], fds: Sequence[int], run_worker: RunWorker, orders: FrameReader) -> None:
     """Fork the supervisor of a worker. Only the supervisor keeps the channels open.
 
     Args:
         order, fds, run_worker: see `run_supervisor`.
-        server: a socket of this process that the supervisor must close.
+        orders: the reader of this process's orders. The supervisor closes it: as long as a process holds a worker's
+            channels, the worker's end is not noticed.
     """
     if fork() == 0:
         code = 1
         try:
-            server.close()
+            orders.close()
             run_supervisor(order, fds, run_worker)
             code = 0
         except BaseException:  # the process must end here in any case

@@ -42,6 +42,8 @@ from flashinfer_bench.worker.jit.precompile import prepare_stand_in
 from flashinfer_bench.worker.jit.start import prepare_triton
 from flashinfer_bench.worker.main import run_worker
 
+DESCRIPTORS: Final = 3
+"""Number of file descriptors that come with an order."""
 READY: Final = b"\0"
 """Message that a server has imported its modules. Only a server whose workers precompile sends it."""
 SUPERVISORS_LIMIT_S: Final = 2.0
@@ -146,4 +148,4 @@ def _serve_all(sock: socket.socket, preparation: Preparation, most_tasks: int) -
         order = {"most_tasks": most_tasks, **message["spawn"]}
         needs_nothing = is_prepared or order.get("is_reference")  # references launch no Triton kernels
         prepare = (lambda: None) if needs_nothing else preparation.prepare
-        start_supervisor(order, reader.take_fds(), partial(run_worker, prepare=prepare), sock)
+        start_supervisor(order, reader.take_fds(DESCRIPTORS), partial(run_worker, prepare=prepare), reader)

@@ -3,6 +3,7 @@
 import os
 import resource
 import socket
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -64,6 +65,23 @@ def test_descriptors_travel_with_a_frame_to_who_takes_them(pair, takes):
         for fd in received:
             os.close(fd)
     assert count_descriptors() == before
+
+
+def test_descriptors_of_two_frames_that_arrive_together_are_told_apart(pair):
+    before = count_descriptors()
+    with tempfile.TemporaryFile() as first, tempfile.TemporaryFile() as second:
+        for file in (first, second):
+            send_frame(pair[0], {"text": "x" * 50_000}, [file.fileno()] * 2)
+        reader = FrameReader(pair[1])
+        for file in (first, second):
+            reader.read()
+            for fd in reader.take_fds(2):
+                assert os.path.sameopenfile(fd, file.fileno())
+                os.close(fd)
+        send_frame(pair[0], {}, [first.fileno()])
+        reader.read()
+        reader.close()
+    assert count_descriptors() == before - 1
 
 
 def test_descriptors_that_find_no_room_are_told_as_too_many_open_files(pair):

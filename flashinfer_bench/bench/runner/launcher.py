@@ -215,7 +215,7 @@ def fork_sessions(host: socket.socket, serve: Serve, import_more: Callable[[], o
             the first sessions.
     """
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps supervisors
-    reader, fds, has_forked = FrameReader(host), list[int](), False
+    reader, has_forked = FrameReader(host), False
     with suppress(WireClosed):
         while select.select([host], [], [], IDLE_S)[0] or has_children():
             while is_readable(host):
@@ -223,14 +223,13 @@ def fork_sessions(host: socket.socket, serve: Serve, import_more: Callable[[], o
             if has_forked and reader.has_frame:
                 import_more()
             while (request := reader.pop()) is not None:
-                fds += reader.take_fds()
-                own, fds = fds[:DESCRIPTORS], fds[DESCRIPTORS:]
+                own = reader.take_fds(DESCRIPTORS)
                 with socket.socket(fileno=os.dup(own[-1])) as control:
                     is_wanted = not is_readable(control)  # the host sends nothing before it ends the session
                 if is_wanted:
                     has_forked = True
                     order = {**request, "grace_s": GRACE_S, "memory_limit_bytes": 0, "sandbox": {"for_tool": True}}
-                    start_supervisor(order, own, partial(become_session, serve), host)
+                    start_supervisor(order, own, partial(become_session, serve), reader)
                 else:
                     for fd in own:
                         os.close(fd)

@@ -90,6 +90,18 @@ def test_a_session_has_the_surroundings_of_its_request_and_its_end_is_reported(b
     assert read_tail(printed) == f"b {tmp_path} True"
 
 
+def test_the_end_of_a_session_is_noticed_while_one_that_was_requested_with_it_lives(begin):
+    os.kill(begin.server, signal.SIGSTOP)
+    others = [begin() for _ in range(2)]
+    os.kill(begin.server, signal.SIGCONT)
+    for session, channel, _ in reversed(others):
+        assert not wait_until_gone(lambda session=session: session.pid is None)
+        os.kill(session.pid, signal.SIGKILL)
+        assert channel.recv(1) == b""
+        assert session.wait(60)
+        assert session.code == -signal.SIGKILL
+
+
 @pytest.mark.parametrize("way", ["killed", "server gone"])
 def test_an_unwanted_session_ends(begin, way):
     session = begin(waits=True)[0]
