@@ -110,6 +110,7 @@ def run_fork_server(sock: socket.socket, run_directory: Path | None, preparation
         sock: source of the session's orders.
         run_directory: the session's folder, removed at the end; None if another server removes it.
     """
+    os.setpgid(0, 0)  # a session is killed with its group, and this server then removes the session's folder
     hide_memory()  # inherited by forks: a worker is hidden until it gets a solution
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # supervisors are reaped by the kernel
     signal.signal(signal.SIGINT, signal.SIG_IGN)

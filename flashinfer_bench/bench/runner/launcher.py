@@ -46,7 +46,7 @@ AT_IMPORT: Final = ("PYTHON", "OMP_", "GOMP_", "KMP_", "MKL_", "TORCH", "LD_", "
 """Prefixes of variables that take effect when libraries are loaded. Sessions that differ in these variables are forked
 from different servers."""
 STDERR_TAIL_BYTES: Final = 4096
-GRACE_S, CLOSE_LIMIT_S, FORCE_LIMIT_S = 2.0, 3.0, 30.0
+GRACE_S, CLOSE_LIMIT_S, FORCE_LIMIT_S = 3.0, 4.0, 30.0
 """Seconds for the processes below an ended session to end by themselves, for the supervisor to end all, and for the
 host to end all."""
 IDLE_S: Final = 120.0

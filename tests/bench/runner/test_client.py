@@ -22,8 +22,9 @@ GPU, OTHER = Device("cuda", 0, "a GPU", "GPU-1234"), Device("cuda", 1, "a GPU", 
 
 
 @pytest.fixture
-def client(tmp_path):
+def client(tmp_path, monkeypatch):
     """A session that is up."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     session_config = {
         "device": "cpu",
         "hardware": "cpu",
@@ -56,6 +57,14 @@ def test_a_session_whose_fork_server_is_stopped_is_ended_with_all_below_it(clien
         os.kill(pid, signal.SIGSTOP)
     client.end()
     assert not any(is_alive(pid) for pid in below)
+
+
+def test_the_folder_of_a_session_that_does_not_end_is_removed(client, tmp_path):
+    folders = list(tmp_path.glob("flashinfer-bench.run.*"))
+    os.kill(client._process.pid, signal.SIGSTOP)
+    client.end()
+    assert folders
+    assert not any(folder.exists() for folder in folders)
 
 
 @pytest.fixture
