@@ -12,6 +12,7 @@ import pytest
 
 from flashinfer_bench import Benchmark, BenchmarkConfig, Engine, TraceSet
 from flashinfer_bench.bench.runner import client as session_client
+from flashinfer_bench.bench.runner.known_failures import HungCalls
 from tests.bench.small_runs import HONEST, QUICKLY, judge, write_set
 from tests.kit.make import make_solution, make_trace, make_workload
 
@@ -255,3 +256,10 @@ def test_a_cache_mounted_noexec_is_a_fault_that_names_the_folder(tmp_path):
     assert f"(the cache is {folder / 'cache'})" in fault.message
     assert "noexec" in fault.message
     assert "FIB_CACHE_PATH" in fault.message
+
+
+def test_a_reference_that_hangs_on_two_devices_at_once_hangs_on_one_workload():
+    hung = HungCalls()
+    for workload, reason in (("w0", None), ("w0", None), ("w1", "r ran out of time on workloads w0 and w1")):
+        hung.note("r", "r", workload, "first call")
+        assert hung.reason("r") == reason

@@ -29,7 +29,7 @@ have spent the time compiling. If a reference runs out of time on this many work
 class HungCalls:
     """Calls of solutions or references that ran out of time, by the key of the solution or the definition."""
 
-    _first_calls: dict[str, list[str]] = field(default_factory=dict)
+    _first_calls: dict[str, dict[str, None]] = field(default_factory=dict)
     """Workloads on which a first call, which may have compiled, or a reference ran out of time."""
     _reasons: dict[str, str] = field(default_factory=dict)
 
@@ -38,8 +38,8 @@ class HungCalls:
         if ran_out == "call":
             self._reasons.setdefault(key, f"{name} ran out of time on workload {workload}")
         elif ran_out == "first call":
-            workloads = self._first_calls.setdefault(key, [])
-            workloads.append(workload)
+            workloads = self._first_calls.setdefault(key, {})
+            workloads[workload] = None  # two devices may have tried the same reference at once
             if len(workloads) >= FIRST_CALLS:
                 where = " and ".join(workloads)
                 self._reasons.setdefault(key, f"{name} ran out of time on workloads {where}")

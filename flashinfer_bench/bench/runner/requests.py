@@ -96,6 +96,6 @@ def describe_solution(built: Built) -> RequestedSolution:
         kind=artifact.kind if artifact else "python",
         files=dict(artifact.files) if artifact else {},
         sources={source.path: source.content for source in solution.sources} if keeps else {},
-        first_call=find_first_call(solution),
+        first_call=find_first_call(solution) if artifact else FirstCall.NOTHING,
         build_error=str(built.error) if built.error else None,
     )
