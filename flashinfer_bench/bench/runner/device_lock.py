@@ -30,7 +30,9 @@ def open_lock(path: Path) -> int:
     before = os.umask(0)
     try:
         with open_folder(path.parent, path.parent, mode=0o1777) as folder:  # follows no link to another file
-            return folder.open(path.name, os.O_RDWR | os.O_CREAT)
+            # Linux may refuse O_CREAT for another user's file (fs.protected_regular).
+            makes = os.O_CREAT if folder.find(path.name) is None else 0
+            return folder.open(path.name, os.O_RDWR | makes)
     finally:
         os.umask(before)
 

@@ -1,5 +1,6 @@
 """The host's handle on a session: a single run on a GPU, requests that are not read, the end."""
 
+import errno
 import os
 import signal
 import time
@@ -88,6 +89,21 @@ def test_a_second_run_waits_until_its_limit_or_the_device_is_free_and_says_who_h
         first.close()
         assert not any(waiting)
         assert list(ask_for_device(CPU, second)) + list(ask_for_device(CPU, second)) == []
+
+
+def test_the_lock_of_another_user_is_opened_and_not_made(locks, monkeypatch):
+    def open_protected(path, flags, *arguments, really=os.open, **options):
+        if flags & os.O_CREAT:
+            raise PermissionError(errno.EACCES, "as fs.protected_regular has it")
+        return really(path, flags, *arguments, **options)
+
+    with ExitStack() as held:
+        list(ask_for_device(GPU, held))
+    monkeypatch.setattr(os, "open", open_protected)
+    with ExitStack() as held:
+        assert list(ask_for_device(GPU, held)) == []
+        with pytest.raises(DeviceFault, match="cannot be locked"):
+            list(ask_for_device(OTHER, held))
 
 
 @pytest.mark.parametrize("words", STRANGE)
