@@ -148,15 +148,14 @@ def _find_function(definition: Definition) -> Callable[..., Any]:
 
 def _bind(function: Callable[..., Any], values: Mapping[str, Any], device: torch.device) -> Callable[[], Any]:
     """Return a function with its arguments bound: by name if any parameter is an axis or a number, else as one dict."""
-    parameters = inspect.signature(function).parameters
-    kinds = {one.kind for one in parameters.values()}
+    parameters = inspect.signature(function).parameters.values()
+    names = {one.name for one in parameters if one.kind is not one.VAR_KEYWORD}
     known = {**values, DEVICE: device}
-    by_name = {
-        name: known[name] for name in (known if inspect.Parameter.VAR_KEYWORD in kinds else parameters) if name in known
-    }
-    if by_name.keys() - {DEVICE} or parameters.keys() <= {DEVICE}:
-        return functools.partial(function, **by_name)
-    takes_two = len(parameters) > 1 or inspect.Parameter.VAR_POSITIONAL in kinds
+    by_name = {name: known[name] for name in names if name in known}
+    if by_name.keys() - {DEVICE} or names <= {DEVICE}:
+        return functools.partial(function, **(by_name if len(names) == len(parameters) else known))
+    in_order = [one for one in parameters if one.kind not in (one.VAR_KEYWORD, one.KEYWORD_ONLY)]
+    takes_two = len(in_order) > 1 or any(one.kind is one.VAR_POSITIONAL for one in in_order)
     return functools.partial(function, dict(values), *[device] * (takes_two and not by_name), **by_name)
 
 

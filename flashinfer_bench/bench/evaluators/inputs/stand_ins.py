@@ -47,8 +47,9 @@ DID: Final = {
 "choose": the integer selects elements, a size or an exponent, so only some integers are valid."""
 TESTS: Final = frozenset({("lt", 0), ("ge", 0), ("gt", -1), ("le", -1)})
 """Comparisons that separate -1 from all larger numbers."""
-SMALL_SIZES: Final = (5, 7, 11, 13, 17, 19)
-"""Sizes that stand for larger sizes, to find the shape of a result."""
+SMALL_SIZES: Final = (19, 31, 43, 59, 71, 83)
+"""Sizes that stand for larger sizes, to find the shape of a result. They lie apart, so that padding or cutting one of
+them by some elements does not make another."""
 MOST_RESULTS: Final = 1 << 12
 _results: dict[tuple[Any, str], list[tuple[Sequence[int], torch.dtype]] | None] = {}
 """Operation and its arguments → shapes and dtypes of its results; None if they are unknown."""
@@ -317,10 +318,11 @@ def _find_shapes(func: Any, given: Mapping[str, Any], tensors: list[Traced]) -> 
 def _execute_small(
     func: Any, given: Mapping[str, Any], tensors: list[Traced]
 ) -> list[tuple[Sequence[int], torch.dtype]] | None:
-    """Return shapes and dtypes of an operation's results, as small tensors in the place of its tensors show. Each size
-    has a small size of its own. None if the operation fails on small tensors."""
-    sizes = dict.fromkeys(size for tensor in tensors for size in tensor.shape if size > 1)
-    small = {0: 0, 1: 1, **dict(zip(sizes, SMALL_SIZES, strict=False))}
+    """Return shapes and dtypes of an operation's results, as small tensors in the place of its tensors show. Each large
+    size has a small size of its own. None if the operation fails on small tensors."""
+    sizes = sorted({size for tensor in tensors for size in tensor.shape})
+    small = {size: size for size in sizes if size < SMALL_SIZES[0]}
+    small |= zip(sizes[len(small) :], SMALL_SIZES, strict=False)
     large = {to: size for size, to in small.items()}
 
     def take(fill: Callable[..., torch.Tensor], one: torch.Tensor) -> torch.Tensor:

@@ -455,8 +455,8 @@ class StressPlan:
         self._source_checks = find_source_checks(definition.reference or "")
         self._changed: Counter[str] = Counter()
         """Case → number of calls whose inputs were changed so far."""
-        shapes = definition.get_input_shapes(workload.axes)
         varied = find_varied_inputs(definition, workload).values()
+        shapes = definition.get_input_shapes(workload.axes)
         self.free = [_find_free(definition, one, shape or ()) for one, shape in zip(varied, shapes, strict=True)]
         """How each input is changed, in the order of the definition; None if it is not changed."""
         result = [one for one in self.free if one is not None]

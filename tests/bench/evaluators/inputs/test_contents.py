@@ -177,6 +177,9 @@ def draw(definition, **others):
         ("*given", "n, device = given[0]['n'], given[1]"),
         ("*, n, s, device='cuda', seed=0", "pass"),
         ("device, **axes", "n = int(axes['n'] * axes['s'] / 2)"),
+        ("values, device, **others", "n = int(values['n'] * values['s'] / 2)"),
+        ("values, *, device='cpu', seed=0", "n = values['n']"),
+        ("values, *, seed=0", "n, device = values['n'], 'cpu'"),
         ("", "n, device = 4, 'cpu'"),
     ],
 )

@@ -97,6 +97,15 @@ def test_other_inputs_and_names_count_as_well(name, body, inputs, least, most):
     assert made.numel() < 99 or (low, high) == (least, most) or most > 600
 
 
+@pytest.mark.parametrize(
+    ("table", "size"),
+    [("F.pad(x, (0, 0, 1, 1))", 32), ("F.pad(x, (0, 0, 0, 2))", 32), ("F.avg_pool2d(x[None], 2)[0]", 15)],
+)
+def test_indices_of_tables_that_are_padded_or_made_smaller_are_valid(table, size):
+    definition = describe(f"{table}[tok]", x="float32[v, w]", tok="int64[t]")
+    assert ends(draw(definition)["tok"])[1] < size
+
+
 @pytest.mark.gpu
 def test_a_gpu_gives_the_same_ranges():
     body = "table[tok + 1].to(tok.device) * (tok >= 0)[:, None] + torch.ones(3, device=tok.device)"
