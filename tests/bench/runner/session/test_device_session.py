@@ -8,17 +8,18 @@ import pytest
 import torch
 
 from flashinfer_bench.bench.config import BenchmarkConfig
-from flashinfer_bench.bench.evaluators.evaluator import Rejected
+from flashinfer_bench.bench.evaluators.evaluator import Accepted, Baseline, Rejected
 from flashinfer_bench.bench.runner.protocol import JobFault, RequestedJob, RequestedSolution, SessionRequest
 from flashinfer_bench.bench.runner.run_metadata import RunMetadata
 from flashinfer_bench.bench.runner.session import device_session
 from flashinfer_bench.bench.runner.session.device_session import DeviceSession
+from flashinfer_bench.bench.runner.session.outcome import Passed
 from flashinfer_bench.bench.runner.workers.arena import SharedArena
 from flashinfer_bench.bench.runner.workers.kernel import WorkerKilled
 from flashinfer_bench.bench.runner.workers.kernel_task import SessionTools
 from flashinfer_bench.bench.runner.workers.pool import SlowContext
 from flashinfer_bench.bench.runner.workers.worker_handle import WorkerExit
-from flashinfer_bench.data import EvaluationStatus
+from flashinfer_bench.data import Correctness, EvaluationStatus, Performance
 from flashinfer_bench.errors import DefinitionFault, SolutionFailure
 from flashinfer_bench.timing.measurement import Measured
 from flashinfer_bench.timing.settings import TimingSettings
@@ -224,3 +225,24 @@ def test_a_reference_whose_context_turns_out_to_be_slow_is_timed_again_once(open
         session._pool.excess_ns = lambda gap_ns: gap_ns - best_ns if best_ns else 0
         assert session.lacks_baseline(request, requested) is may_be_again
         assert (job.baseline is None) is may_be_again
+
+
+@pytest.mark.parametrize(("inputs", "timed", "checked"), [("aaa", 1, []), ("abab", 1, ["b"]), ("abc", 1, ["b", "c"])])
+def test_inputs_that_no_timed_call_had_are_checked_and_those_that_trials_share_once(
+    open_session, monkeypatch, inputs, timed, checked
+):
+    session, of, seen = open_session(library_calls="allow"), {name: [name] for name in inputs}, []
+    job = session.open_request(make_request()).open_job(make_request().jobs[0])
+    job.baseline = Baseline([of[name] for name in inputs], [[torch.zeros(1)] for _ in inputs], None, None)
+    kernel = SimpleNamespace(is_meaningful=True, reads=[[]] * timed, stress_calls=[], planned_stress=list)
+    kernel.task, kernel.worker = SimpleNamespace(outputs=[]), SimpleNamespace(pause=lambda: None)
+    monkeypatch.setattr(job.request.evaluator, "eval_performance", lambda *_, **__: Performance())
+
+    def check(_job, _kernel, expected, trials):
+        seen.append([name for (name,) in expected.inputs[trials]])
+        return Accepted(Correctness())
+
+    for name, replaced in {"_load": lambda *_: kernel, "_check": check, "_find_compiled": lambda *_: None}.items():
+        monkeypatch.setattr(session, name, replaced)
+    assert isinstance(session._judge(job), Passed)
+    assert seen == [["a"], *filter(None, [checked])]
