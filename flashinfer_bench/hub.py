@@ -125,7 +125,7 @@ def fetch_set(
     old = read_record(root)
     if old is not None and old.repository != repository:
         raise UsageError(f"{root} was fetched from {old.repository}; give another folder with --output")
-    revision = revision or (old.commit if old is not None and only_missing else "main")
+    revision = revision or (old.commit or old.revision if old is not None and only_missing else "main")
     api = HfApi()
     with _translated_errors(errors, api.endpoint):
         if old is not None and revision in ({old.commit, old.revision} if is_offline else {old.commit}):
@@ -141,6 +141,8 @@ def fetch_set(
             write_whole(root / RECORD, record.model_dump_json(), root=root)
         elif record is not old:
             chosen |= {path for path in listed if (root / path).exists()}
+            begun = old.model_copy(update={"revision": revision, "commit": ""})
+            write_whole(root / RECORD, begun.model_dump_json(), root=root)
         load = partial(api.hf_hub_download, repository, repo_type="dataset", revision=record.commit)
         each = partial(thread_map, max_workers=THREADS, unit="file", disable=is_quiet or None)  # None: no bar on a pipe
         fetch = Fetch(root, record, None if is_offline else load, each)

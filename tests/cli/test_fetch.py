@@ -211,6 +211,17 @@ def test_an_interrupted_update_is_completed_by_a_fetch_of_other_files(fetch, ser
     assert fetch("--definitions triple")[::3] == (0, [])
 
 
+def test_missing_blobs_are_fetched_after_an_interrupted_update(fetch, server, content, tmp_path):
+    fetch("--definitions double")
+    file, new = "workloads/doubles/double.jsonl", blob_of("double", 9)
+    server.files |= {file: content[file].replace(BROKEN.encode(), new.encode()), new: b"new", "README.md": b"new"}
+    server.on_download = lambda path: 410 if path == "README.md" else None
+    assert fetch("--definitions double")[0] == 1
+    server.on_download = lambda _: None
+    code, _, _, downloads = fetch("--missing")
+    assert (code, {*downloads} - {file}) == (0, {"README.md", new})
+
+
 def test_paths_of_the_hub_stay_in_the_set(fetch, server, tmp_path):
     server.files = {
         "../out.json": b"x",

@@ -42,7 +42,7 @@ class FetchRecord(BaseModel):
     revision: str
     """The requested branch, tag or commit."""
     commit: str
-    """The commit of the revision, 40 hexadecimal digits."""
+    """The commit of the revision, 40 hexadecimal digits; empty if an update has begun and has not ended."""
     files: dict[str, tuple[int, str]]
     """Path → size in bytes, and digest in hexadecimal: SHA-256 (64 digits), or the id of git's blob (40 digits)."""
 
