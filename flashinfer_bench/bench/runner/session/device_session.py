@@ -466,6 +466,7 @@ class DeviceSession:
         except SolutionFailure as failure:
             job.request.broken_loads[solution.digest] = failure
             raise
+        self._precompiler.resume()  # its fork server may not have been ready before the import
         self._printed[0] = self._pool.take_output()
         if style.is_known or solution.digest not in self._styles:
             self._styles[solution.digest] = style

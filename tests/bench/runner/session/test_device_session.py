@@ -246,3 +246,12 @@ def test_inputs_that_no_timed_call_had_are_checked_and_those_that_trials_share_o
         monkeypatch.setattr(session, name, replaced)
     assert isinstance(session._judge(job), Passed)
     assert seen == [["a"], *filter(None, [checked])]
+
+
+def test_later_solutions_are_compiled_ahead_from_the_first_import_on(open_session, monkeypatch):
+    session, seen = open_session(), []
+    job = session.open_request(make_request()).open_job(make_request().jobs[0])
+    monkeypatch.setattr(device_session, "load_solution", lambda *_: None)
+    session._precompiler = SimpleNamespace(finish=lambda *_: False, resume=lambda: seen.append("resume"))
+    session._import(job, None)
+    assert seen == ["resume"]
