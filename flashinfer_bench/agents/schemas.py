@@ -60,6 +60,8 @@ def function_to_schema(function: Callable[..., Any]) -> dict[str, Any]:
     text = take_parameters(typed, function)
     schema = {"required": [], **TypeAdapter(typed).json_schema(schema_generator=UntitledSchema)}
     del schema["additionalProperties"]
+    for one in schema["properties"].values():
+        one.pop("title", None)  # which pydantic before 2.12 always forms
     return {"type": "function", "function": {"name": function.__name__, "description": text, "parameters": schema}}
 
 
