@@ -209,7 +209,8 @@ class Definition(DataModel):
     def digest(self) -> str:
         """Return the digest of the parts that decide a verdict, without descriptions and tags."""
         plain: dict[str, Any] = {key: getattr(self, key) for key in ("name", "op_type", "reference", "constraints")}
-        plain["axes"] = self.model_dump(include={"axes": {"__all__": {"type", "value", "expression"}}})["axes"]
+        decisive = {"type", "value", "expression"}
+        plain["axes"] = {name: axis.model_dump(include=decisive) for name, axis in self.axes.items()}
         for side, specs in (("inputs", self.inputs), ("outputs", self.outputs)):
             plain[side] = [[name, spec.shape, spec.dtype, spec.optional] for name, spec in specs.items()]
         if self.custom_inputs_entrypoint:
