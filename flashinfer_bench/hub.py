@@ -128,7 +128,7 @@ def fetch_set(
     revision = revision or (old.commit or old.revision if old is not None and only_missing else "main")
     api = HfApi()
     with _translated_errors(errors, api.endpoint):
-        if old is not None and revision in ({old.commit, old.revision} if is_offline else {old.commit}):
+        if old is not None and old.commit and revision in (old.commit, *([old.revision] if is_offline else [])):
             record = old
         elif is_offline:
             raise UsageError(f"{root} has no record of {repository} at {revision}; fetch it once with the network")

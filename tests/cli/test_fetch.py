@@ -199,7 +199,7 @@ def test_an_interrupted_update_is_completed_by_a_fetch_of_other_files(fetch, ser
     code = fetch("--definitions triple")[0]
     assert (code, (tmp_path / "set" / BROKEN).read_bytes()) == (1, content[BROKEN])
     server.on_download = lambda _: None
-    assert fetch("--definitions triple --offline")[0] == 1
+    assert fetch("--definitions triple --offline")[0] == 2
     code, _, _, downloads = fetch("--definitions triple")
     assert (code, BROKEN in downloads, (tmp_path / "set" / BROKEN).read_bytes()) == (0, True, b"new")
     server.files["README.md"] = b"newer"
@@ -217,6 +217,7 @@ def test_missing_blobs_are_fetched_after_an_interrupted_update(fetch, server, co
     server.files |= {file: content[file].replace(BROKEN.encode(), new.encode()), new: b"new", "README.md": b"new"}
     server.on_download = lambda path: 410 if path == "README.md" else None
     assert fetch("--definitions double")[0] == 1
+    assert "has no record of someone/small-trace at main" in fetch("--offline")[2]
     server.on_download = lambda _: None
     code, _, _, downloads = fetch("--missing")
     assert (code, {*downloads} - {file}) == (0, {"README.md", new})
