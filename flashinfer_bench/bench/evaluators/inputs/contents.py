@@ -80,8 +80,7 @@ def find_varied(definition: Definition, workload: Workload, device: torch.device
             if name not in differing or (custom.must_agree and not is_redrawn):
                 result[name] = VariedInput(name)
             elif is_redrawn:
-                draw = partial(lambda name, seed: custom.draw(seed)[name], name)
-                result[name] = VariedInput(name, "redrawn", draw)
+                result[name] = VariedInput(name, "redrawn", partial(custom.take, differing, name))
     return list(result.values())
 
 

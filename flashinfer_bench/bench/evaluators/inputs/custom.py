@@ -12,7 +12,7 @@ import functools
 import inspect
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -61,22 +61,28 @@ class CustomInputs:
         function = _find_function(definition)
         self.must_agree = bool(getattr(function, AGREE, False))
         self._call = _bind(function, {**axes, **numbers}, device)
-        self._last: tuple[int, dict[str, Any]] | None = None
+        self._left: dict[tuple[int, str], Any] = {}
+
+    def take(self, names: Sequence[str], name: str, seed: int) -> Any:
+        """Return one of the inputs `names` of a seed. The others are kept until they are taken, too, or another seed
+        comes, since jobs that wait would hold gigabytes."""
+        if (seed, name) not in self._left:
+            made = self.draw(seed)
+            self._left = {(seed, one): made[one] for one in names}
+        return self._left.pop((seed, name))
 
     def draw(self, seed: int) -> dict[str, Any]:
-        """Make all custom inputs; the inputs of the last seed are cached.
+        """Make all custom inputs.
 
         Raises:
             DefinitionFault: the function fails, or its result does not fit the definition.
             WorkloadFault: there is not enough memory.
         """
-        if self._last is None or self._last[0] != seed:
-            blame = Blame(functools.partial(explain_error, self._definition))
-            with blame, _seeded(seed, self._device), usual_threads():
-                made = self._call()
-            given = self._by_name(made)
-            self._last = seed, {name: self._fit(name, given[name]) for name in self.names}
-        return self._last[1]
+        blame = Blame(functools.partial(explain_error, self._definition))
+        with blame, _seeded(seed, self._device), usual_threads():
+            made = self._call()
+        given = self._by_name(made)
+        return {name: self._fit(name, given[name]) for name in self.names}
 
     def compare_draws(self) -> tuple[list[str], float]:
         """Make the custom inputs with two seeds; return the names of the differing inputs, and the seconds of one

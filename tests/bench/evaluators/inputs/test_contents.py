@@ -1,12 +1,14 @@
 """The inputs of single calls: their own content, from a secret, and always the same for a number."""
 
 import math
+import weakref
 
 import pytest
 import torch
 
 from flashinfer_bench.bench.evaluators.compare.packed import unpack
 from flashinfer_bench.bench.evaluators.inputs.contents import Contents, DealtContents, find_varied
+from flashinfer_bench.bench.evaluators.inputs.custom import CustomInputs
 from flashinfer_bench.bench.evaluators.inputs.rules import VariedInput
 from flashinfer_bench.errors import DefinitionFault
 from tests.bench.evaluators.judging import CPU, define, make
@@ -242,3 +244,26 @@ def test_inputs_that_cannot_be_made_anew_vary_like_stored_inputs(monkeypatch, ma
     x, i, _ = contents.make(1)
     assert (torch.equal(x, contents.base[0]), torch.equal(i, contents.base[1])) == (False, True)
     assert bool(((x[:, None] / contents.base[0]).abs().log().abs() < 0.23).any())  # scaled
+
+
+def test_inputs_of_one_function_are_made_together_and_not_kept(monkeypatch):
+    drawn = []
+
+    def draw(self, seed, really=CustomInputs.draw):
+        made = really(self, seed)
+        drawn.append(weakref.WeakSet(value for value in made.values() if isinstance(value, torch.Tensor)))
+        return made
+
+    monkeypatch.setattr(CustomInputs, "draw", draw)
+    both = "{'x': torch.rand(n, device=device), 'i': torch.rand(n).int(), 'z': torch.rand(n)}"
+    function = f"def make({GIVEN[0]}):\n    {GIVEN[1]}\n    return {both}"
+    definition = define(
+        {"x": "float32[n]", "i": "int32[n]", "z": "float32[n]"},
+        "return x + i * z",
+        before=function,
+        custom_inputs_entrypoint="make",
+    )
+    contents = open_contents({}, dict.fromkeys("xiz", CUSTOM), definition=definition, n=4)
+    drawn.clear()
+    contents.make_all([1, 2])
+    assert [len(one) for one in drawn] == [0, 0]
