@@ -55,9 +55,9 @@ again for its own memory, and for compared calls."""
 LARGE_SHARE: Final = 64
 HUGE_SHARE: Final = 24
 VAST_SHARE: Final = 8
-"""A call is large, huge or vast if it takes more than this share of the device's memory. A job of large calls has one
-stress call for each set of inputs. A job of huge calls has one stress call, and one compared call for each set. A job
-of vast calls has no stress call."""
+"""A call is large, huge or vast if it takes more than 1/LARGE_SHARE, 1/HUGE_SHARE or 1/VAST_SHARE of the device's
+memory. A job of large calls has one stress call for each set of inputs. A job of huge calls has one stress call, and
+one compared call for each set. A job of vast calls has no stress call."""
 FEW_READS: Final = 6
 """Number of calls that are compared in a chain, and in a batch of large calls. A solution that skips half of its calls
 rarely passes."""
