@@ -156,7 +156,7 @@ for kind, paths in targets.items():
 for act in (
     lambda: open(DATASET + "/definitions/new.json", "w"),
     lambda: os.chmod(DATASET + "/definitions", 0),
-    lambda: os.mkdir(CACHE + "/jit/00"),
+    lambda: os.mkdir(CACHE + "/jit/new"),
     lambda: open(CACHE + "/baselines/forged.json", "w"),
     lambda: os.rename(CACHE + "/baselines", os.environ["HOME"] + "/baselines"),
     lambda: open(os.path.dirname(os.path.abspath(__file__)) + "/main.py", "a"),
