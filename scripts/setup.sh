@@ -9,9 +9,9 @@ shift
 extras=("$@")
 cd "$(dirname "$0")/.."
 python=${PYTHON:-python3}
-[ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
+"$venv/bin/python" -m pip --version >/dev/null 2>&1 || "$python" -m venv "$venv"  # also one that was left half made
 echo "installing into $venv: two minutes or so, and 2 GiB without a GPU"
-pip=("$venv/bin/python" -m pip install --quiet --disable-pip-version-check)
+pip=("$venv/bin/python" -m pip install --quiet --disable-pip-version-check --retries 8)
 if [[ " $* " == *" cu"[1d]* ]]; then
   : # the CUDA build comes with the package
 elif nvidia-smi -L >/dev/null 2>&1; then

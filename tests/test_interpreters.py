@@ -46,8 +46,8 @@ def make_environment(version, interpreter):
     folder = MADE / version
     if not (folder / "ready").exists():
         subprocess.run([interpreter, "-m", "venv", "--clear", "--without-pip", folder], check=True)
-        fetch = ["--python", folder / "bin/python", "install", "--quiet", "--no-compile", *PURE.split()]
-        subprocess.run([sys.executable, "-m", "pip", *fetch], check=True)
+        fetch = ["--python", folder / "bin/python", "install", "--quiet", "--no-compile", "--retries", "8"]
+        subprocess.run([sys.executable, "-m", "pip", *fetch, *PURE.split()], check=True)
         (folder / "ready").touch()
     return folder / "bin/python"
 
