@@ -127,6 +127,7 @@ def test_a_sweep_takes_workloads_from_the_smallest_to_the_largest(most, taken):
 def test_a_missing_blob_is_expected_and_one_that_cannot_be_read_fails_a_sweep(
     tmp_path, monkeypatch, capsys, blob, code, reported
 ):
+    monkeypatch.setenv("FIB_CACHE_PATH", str(tmp_path / "cache"))
     monkeypatch.setattr(sweep_published.resource, "setrlimit", lambda *arguments: None)
     stored = {"x": {"type": "safetensors", "path": f"./blob/{blob}.safetensors", "tensor_key": "x"}}
     workloads = [make_workload(f"w{size}", axes={"n": size}) for size in (8, 64)] + [make_workload("w9", inputs=stored)]

@@ -22,7 +22,7 @@ def examples_of(page):
 
 def judge(trace_set):
     """Return the only evaluation of a run."""
-    benchmark = Benchmark(trace_set, BenchmarkConfig.default(**FEW))
+    benchmark = Benchmark(trace_set, BenchmarkConfig.default(**FEW), cache=trace_set.root / "cache")
     ((trace,),) = benchmark.run_all(save_results=False).traces.values()
     return trace.evaluation
 

@@ -151,8 +151,11 @@ def run(x):
 
 
 @pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")
-def test_a_kernel_that_does_not_compile_is_told_in_one_line_with_the_line_that_launched_it(raised):
+def test_a_kernel_that_does_not_compile_is_told_in_one_line_with_the_line_that_launched_it(
+    raised, monkeypatch, tmp_path
+):
     pytest.importorskip("triton")
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
     error = raised(KERNEL)
     assert "has no attribute 'nothing'" in message_of(error).partition("\n")[0]
     assert find_location(error) == "at main.py:15, in run"
