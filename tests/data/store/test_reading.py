@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import re
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from unittest.mock import Mock
@@ -69,7 +70,7 @@ def test_an_append_does_not_wait_for_ever(tmp_path, monkeypatch):
     monkeypatch.setattr(jsonl, "USUAL_LIMIT_S", 0.02)
     path = tmp_path / "a.jsonl"
     with held(path):
-        with pytest.raises(Fault, match=f"{path}: its lock is held by another process"):
+        with pytest.raises(Fault, match=f"{re.escape(str(path))}: its lock is held by another process"):
             jsonl.append_lines(path, ["{}"])
         assert path.read_text() == ""
 

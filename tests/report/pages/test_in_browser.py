@@ -42,7 +42,7 @@ def browser():  # for one file: while it is open, this thread runs its event loo
     if CHROMIUM is None:
         pytest.skip("there is no chromium")
     with sync_api.sync_playwright() as driver:
-        started = driver.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+        started = driver.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS, timeout=120_000)
         yield started
         started.close()
 
@@ -59,7 +59,7 @@ class Visit:
     def __init__(self, browser, folder: Path, **context):
         self.context = browser.new_context(**context)
         self.page = self.context.new_page()
-        self.page.set_default_timeout(20_000)
+        self.page.set_default_timeout(60_000)
         self.wrong = []
         self.index = f"file://{folder.resolve()}/index.html"
         self.page.on("console", lambda said: self._note(said.text, said.type != "log"))
