@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cache, partial
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from flashinfer_bench.bench.evaluators.reference import Reference
 from flashinfer_bench.bench.evaluators.utils import allocate_outputs, normalize_result
 from flashinfer_bench.bench.machine import discover_devices
 from flashinfer_bench.bench.runner.workers.calling_style import choose_style
-from flashinfer_bench.compile import BuildTarget, build_solution, find_toolchain, why_not_buildable
+from flashinfer_bench.compile import BuildTarget, build_solution
 from flashinfer_bench.data import Definition, Solution
 from flashinfer_bench.env import cache_root
 from flashinfer_bench.errors import Fault, FlashInferBenchError
@@ -41,8 +41,6 @@ class RunnableMetadata:
     destination_passing_style: bool
     """Whether it writes into outputs that it is given."""
     definition: Definition
-    misc: Mapping[str, Any] = field(default_factory=dict)
-    """Further metadata of a builder."""
 
 
 @dataclass
@@ -51,8 +49,6 @@ class Runnable:
 
     function: Callable[..., Any]
     metadata: RunnableMetadata
-    cleaner: Callable[[], None] | None = None
-    """Removes its imported modules."""
 
     def __call__(self, *args: Any) -> Any:
         """Call it in its own style: with the inputs, followed by the outputs if it fills them."""
@@ -68,37 +64,14 @@ class Runnable:
 
     def call_value_returning(self, *inputs: Any) -> Any:
         """Call it with inputs alone, whatever its style; return a single output, or a tuple of several outputs."""
-        outputs = self._call(inputs)
-        return outputs[0] if len(outputs) == 1 else tuple(outputs)
-
-    def call_destination_passing(self, *args: Any) -> None:
-        """Call it with inputs and then outputs, whatever its style; fill the outputs.
-
-        Raises:
-            ValueError: its number of outputs differs from the definition's.
-        """
-        count = len(self.metadata.definition.inputs)
-        if self.metadata.destination_passing_style:
-            self(*args)
-        else:
-            for output, value in zip(args[count:], self._call(args[:count]), strict=True):
-                output.copy_(value)
-
-    def _call(self, inputs: Sequence[Any]) -> list[Any]:
-        """Call it with inputs alone; return the outputs."""
         definition = self.metadata.definition
         device = next((value.device for value in inputs if hasattr(value, "device")), "cpu")
-        if not self.metadata.destination_passing_style:
-            return normalize_result(definition, self(*inputs), device)
-        outputs = allocate_outputs(definition, inputs, device)
-        self(*inputs, *outputs)
-        return outputs
-
-    def cleanup(self) -> None:
-        """Remove its imported modules; a second call does nothing."""
-        if self.cleaner is not None:
-            self.cleaner()
-        self.cleaner = None
+        if self.metadata.destination_passing_style:
+            outputs = allocate_outputs(definition, inputs, device)
+            self(*inputs, *outputs)
+        else:
+            outputs = normalize_result(definition, self(*inputs), device)
+        return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
 
 class BuildError(FlashInferBenchError):
@@ -115,11 +88,6 @@ class Builder:
     def __init__(self, cache: Path | None = None) -> None:
         self._cache = (cache or cache_root(os.environ)).resolve()
 
-    def can_build(self, solution: Solution) -> bool:
-        """Return whether this machine meets the requirements of the solution's language."""
-        capabilities = _capabilities()
-        return why_not_buildable(solution, find_toolchain(), capabilities) is None
-
     def build(self, definition: Definition, solution: Solution) -> Runnable:
         """Build a solution and load it into this process.
 
@@ -133,7 +101,7 @@ class Builder:
             raise BuildError(f"solution {solution.name} is one of {solution.definition}, not of {definition.name}")
         try:
             artifact = build_solution(solution, self._cache, target=BuildTarget.of(_capabilities()))
-            _forget_below(self._cache)
+            self.cleanup()
             entry = load_entry(artifact.directory, artifact.entry, artifact.symbol, kind=artifact.kind)
             style = choose_style(
                 entry.signature,
@@ -143,18 +111,27 @@ class Builder:
                 is_python=artifact.kind == "python",
             )
         except (Exception, SystemExit) as error:
-            _forget_below(self._cache)
+            self.cleanup()
             reason = f"{type(error).__name__}: {error}"
             raise BuildError(f"solution {solution.name} cannot be built or loaded: {reason}") from error
         metadata = RunnableMetadata(artifact.kind, definition.name, solution.name, style.is_dps, definition)
-        return Runnable(_with_setup(entry), metadata, partial(_forget_below, artifact.directory))
+        return Runnable(_with_setup(entry), metadata)
+
+    def cleanup(self) -> None:
+        """Forget the modules of built solutions, and take their folders off the import path."""
+        inside = f"{self._cache}{os.sep}"
+        sys.path[:] = [path for path in sys.path if not path.startswith(inside)]
+        for name, module in list(sys.modules.items()):
+            file = getattr(module, "__file__", None) or ""
+            if file.startswith(inside) or name == PACKAGE or name.startswith(f"{PACKAGE}."):
+                del sys.modules[name]
 
 
 class BuilderRegistry:
     """Builds each solution once, and keeps the runnables of this process, unisolated."""
 
-    def __init__(self, builders: Sequence[Builder] = ()) -> None:
-        self._builders = tuple(builders) or (Builder(),)
+    def __init__(self, builder: Builder | None = None) -> None:
+        self._builder = builder or Builder()
         self._kept: dict[tuple[str, ...], Runnable] = {}
 
     @staticmethod
@@ -171,8 +148,7 @@ class BuilderRegistry:
         """
         key = (definition.digest(), solution.digest(), solution.name)
         if key not in self._kept:
-            builder = next((one for one in self._builders if one.can_build(solution)), self._builders[0])
-            self._kept[key] = builder.build(definition, solution)
+            self._kept[key] = self._builder.build(definition, solution)
         return self._kept[key]
 
     def build_reference(self, definition: Definition) -> Runnable:
@@ -190,8 +166,7 @@ class BuilderRegistry:
 
     def cleanup(self) -> None:
         """Remove all runnables and their imported modules."""
-        for runnable in self._kept.values():
-            runnable.cleanup()
+        self._builder.cleanup()
         self._kept.clear()
 
 
@@ -213,13 +188,3 @@ def _with_setup(entry: LoadedEntry) -> Callable[..., Any]:
         return entry.function(*args, **setup(*args[:most]))
 
     return call
-
-
-def _forget_below(folder: Path) -> None:
-    """Forget the modules whose files lie below a folder, and take its folders off the import path."""
-    inside = f"{folder}{os.sep}"
-    sys.path[:] = [path for path in sys.path if path != str(folder) and not path.startswith(inside)]
-    for name, module in list(sys.modules.items()):
-        file = getattr(module, "__file__", None) or ""
-        if file.startswith(inside) or name == PACKAGE or name.startswith(f"{PACKAGE}."):
-            del sys.modules[name]
