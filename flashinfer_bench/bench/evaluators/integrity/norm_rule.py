@@ -154,7 +154,7 @@ def judge_norms(
 
 
 def surely_pass(calls: Sequence[JudgedCall], rule: NormRule, tolerance: Tolerance | None = None) -> list[bool] | None:
-    """Check many calls at once, with one transfer from the device.
+    """Check many calls at once.
 
     No errors are recorded. A call that passes here also passes if it is judged alone. Outputs of several calls are
     checked as one tensor, because a kernel launch for each call would take longer than the check itself.
@@ -170,8 +170,7 @@ def surely_pass(calls: Sequence[JudgedCall], rule: NormRule, tolerance: Toleranc
     """
     if tolerance is not None and (tolerance.by_ratio or tolerance.max_absolute_error < math.inf):
         return None
-    holds: list[torch.Tensor] = []
-    totals: list[torch.Tensor] = []
+    have_norms = [False] * len(calls)
     for pairs in zip(*(zip(call.expected, call.got, strict=True) for call in calls), strict=True):
         first = pairs[0][0]
         kind, count = first.device.type, first.numel()
@@ -180,52 +179,44 @@ def surely_pass(calls: Sequence[JudgedCall], rule: NormRule, tolerance: Toleranc
             return None
         most = max(1, TOGETHER[kind] // max(count, 1))
         for start in range(0, len(pairs) if count else 0, most):
-            _check_together(pairs[start : start + most], rule, tolerance, holds, totals)
-    brought = [torch.stack(holds).double()] if holds else []
-    reported = torch.cat([*brought, *totals]).tolist() if holds or totals else []
-    squares = reported[len(holds) :]
-    errors, sizes = squares[::2], squares[1::2]
-    bound = (rule.limit * SURE) ** 2
-    surely = all(off <= size * bound and size < math.inf for off, size in zip(errors, sizes, strict=True))
-    if not (surely and all(reported[: len(holds)])):
-        return None
-    return [any(sizes[at :: len(calls)]) for at in range(len(calls))]
+            sizes = _check_together(pairs[start : start + most], rule, tolerance)
+            if sizes is None:
+                return None
+            for at, size in enumerate(sizes, start):
+                have_norms[at] |= size > 0
+    return have_norms
 
 
 def _check_together(
-    pairs: Sequence[tuple[torch.Tensor, torch.Tensor]],
-    rule: NormRule,
-    tolerance: Tolerance | None,
-    holds: list[torch.Tensor],
-    totals: list[torch.Tensor],
-) -> None:
-    """Check one output of several calls. Append the results of the tests to `holds`, and squared norms to `totals`.
+    pairs: Sequence[tuple[torch.Tensor, torch.Tensor]], rule: NormRule, tolerance: Tolerance | None
+) -> Sequence[float] | None:
+    """Check one output of several calls. Return the squared norm of each expected output, 0 if norms do not apply; None
+    if an output does not surely pass.
 
-    Each call has two norms: of its error, and of its expected output. Comparisons with nan are false, and an infinite
-    row has an infinite norm. So an output that is not finite never surely passes.
+    Comparisons with nan are false, and an infinite row has an infinite norm. So an output that is not finite never
+    surely passes.
     """
     first, calls = pairs[0][0], len(pairs)
+    no_norms = [0.0] * calls
     expected, got = (_stack(side) for side in zip(*pairs, strict=True))
     if is_whole(first):
-        if tolerance is not None:
-            holds.append(match_bits(expected, got).all())
-        return
+        return no_norms if tolerance is None or bool(match_bits(expected, got).all()) else None
     wanted = read_values(expected)
     error = read_values(got) - wanted
-    if tolerance is not None:
-        holds.append((error.abs_() <= bounds_of(wanted.abs(), tolerance)).all())
+    if tolerance is not None and not bool((error.abs_() <= bounds_of(wanted.abs(), tolerance)).all()):
+        return None
     columns = row_length(first) or (first.numel() if tolerance is None else None)
     if columns is None or not rule.is_on or not has_norms(first):
-        return
+        return no_norms
     rows = [one.reshape(calls, -1, columns) for one in (error, wanted)]
-    squares = torch.stack([torch.linalg.vector_norm(one, dim=2, dtype=torch.float64) for one in rows], dim=1).square_()
-    count = squares.shape[2]
-    of_calls = squares.sum(dim=2) if count > 1 else squares
-    totals.append(of_calls.reshape(-1))
-    if count > 1:  # a single row is the whole output, which is judged already
-        least = of_calls[:, 1:] * (FLOOR**2 / count)
-        bounds = torch.maximum(squares[:, 1], least).mul_((rule.limit * SURE) ** 2)
-        holds.append((squares[:, 0] <= bounds).all())
+    of_rows = torch.stack([torch.linalg.vector_norm(one, dim=2, dtype=torch.float64) for one in rows]).square_()
+    errors, sizes = of_rows.sum(dim=2)
+    bounds = torch.maximum(of_rows[1], sizes[:, None] * (FLOOR**2 / of_rows.shape[2])) * (rule.limit * SURE) ** 2
+    is_sure = (errors <= sizes * (rule.limit * SURE) ** 2) & sizes.isfinite() & (of_rows[0] <= bounds).all(dim=1)
+    if not bool(is_sure.all()):
+        return None
+    found: list[float] = sizes.tolist()
+    return found
 
 
 def _stack(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
