@@ -1,7 +1,7 @@
 """Steps to a verdict: check count, shape and dtype of the outputs, decide, sum up trials.
 
-The device session has already checked count, shape and dtype of a worker's outputs. This module checks them again,
-because an evaluator accepts any runnable.
+The device session has already made tensors of a worker's outputs, and checked their form. This module checks the form
+again, because an evaluator accepts any runnable that returns tensors.
 """
 
 from __future__ import annotations
@@ -39,29 +39,22 @@ def read_parameter(cfg: ResolvedEvalConfig, key: str, default: float) -> float:
 def check_form(
     definition: Definition, returned: Any, expected: Sequence[torch.Tensor]
 ) -> list[torch.Tensor] | Rejected:
-    """Check count, shapes and dtypes of a solution's result; return its outputs as a list of tensors.
+    """Return the outputs of a call as a list, or the verdict on outputs of a wrong count, shape or dtype.
 
-    A Python number becomes a 0-d tensor of the expected dtype. A bool output may be a uint8 tensor of its bytes.
-    Elements whose right value is NaN must be written, too.
+    A bool output may be a uint8 tensor of its bytes. Elements whose right value is NaN must be written, too.
     """
-    values = list(returned) if isinstance(returned, (list, tuple)) else [returned]
-    names, outputs = list(definition.outputs), list[torch.Tensor]()
-    if len(values) != len(names):
-        message = f"returned {len(values)} outputs, the definition has {len(names)} ({', '.join(names)})"
+    outputs = list(returned) if isinstance(returned, (list, tuple)) else [returned]
+    names = list(definition.outputs)
+    if len(outputs) != len(names):
+        message = f"returned {len(outputs)} outputs, the definition has {len(names)} ({', '.join(names)})"
         return Rejected(EvaluationStatus.INCORRECT_SHAPE, message)
-    for name, value, wanted in zip(names, values, expected, strict=True):
-        is_tensor, dtype = isinstance(value, torch.Tensor), wanted.dtype
-        shape = list(value.shape) if is_tensor else []
-        if (is_tensor or isinstance(value, (bool, int, float))) and shape != list(wanted.shape):
-            message = f"output {name!r} has shape {shape}, expected {list(wanted.shape)}"
-            return Rejected(EvaluationStatus.INCORRECT_SHAPE, message)
-        kinds = (bool,) if dtype == torch.bool else (float, int) if dtype.is_floating_point else (int,)
-        bytes_of_bool = torch.uint8 if dtype == torch.bool else dtype
-        if not (value.dtype in (dtype, bytes_of_bool) if is_tensor else type(value) in kinds):
-            kind = value.dtype if is_tensor else f"a Python {type(value).__name__}"
-            return Rejected(EvaluationStatus.INCORRECT_DTYPE, f"output {name!r} is {kind}, expected {dtype}")
-        outputs.append(value if is_tensor else torch.tensor(value, dtype=dtype, device=wanted.device))
     for name, output, wanted in zip(names, outputs, expected, strict=True):
+        if output.shape != wanted.shape:
+            message = f"output {name!r} has shape {list(output.shape)}, expected {list(wanted.shape)}"
+            return Rejected(EvaluationStatus.INCORRECT_SHAPE, message)
+        if output.dtype not in (wanted.dtype, torch.uint8 if wanted.dtype == torch.bool else wanted.dtype):
+            message = f"output {name!r} is {output.dtype}, expected {wanted.dtype}"
+            return Rejected(EvaluationStatus.INCORRECT_DTYPE, message)
         count = count_unwritten(wanted, output)
         if count:
             message = (

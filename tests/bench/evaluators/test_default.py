@@ -47,7 +47,6 @@ LOOSE = {"required_matched_ratio": 0.9, "norm_rule": False, "lost_rows_rule": Fa
         (lambda x: x * 2, {}, "SHAPE", "1 outputs, the definition has 2 (y, mask)"),
         (lambda x: [x[:1] * 2, x > 0], {}, "SHAPE", "'y' has shape [1, 4], expected [16, 4]"),
         (lambda x: [x * 2, (x > 0).int()], {}, "DTYPE", "'mask' is torch.int32"),
-        (lambda x: [None, x > 0], {}, "DTYPE", "'y' is a Python NoneType"),
         (lambda x: [x * 2.1, x > 0], {}, "NUMERICAL", "trial 1 of 3"),
         (half_wrong, {"required_matched_ratio": 0.4}, None, None),
         (spoilt, LOOSE, "NUMERICAL", "max_error_cap=2"),
