@@ -32,7 +32,7 @@ SPY = """
         files = [str(getattr(module, "__file__", "")) for module in list(sys.modules.values())]
         context.notes["spy"] = {
             "pid": os.getpid(),
-            "solutions": [file for file in files if "/artifacts/" in file or os.environ["FIB_CACHE_PATH"] in file],
+            "solutions": [file for file in files if os.environ["FIB_CACHE_PATH"] in file],
             "mark": hasattr(sys, "solution_was_here"),
         }
         correctness ="""

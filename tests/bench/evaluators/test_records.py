@@ -76,4 +76,4 @@ def test_a_plan_with_a_wrong_value_is_refused_with_its_place_and_a_misspelt_key_
     assert main(["run", "--local", str(folder), "--config", str(file), "--dry-run", "--devices", "cpu"]) == code
     said = capsys.readouterr().err
     assert [word for word in words if word not in said] == []
-    assert ("extra" in said) is bool(words)
+    assert ("extra." in said) is bool(words)
