@@ -201,7 +201,8 @@ def test_attempts_against_other_processes_are_refused_and_the_run_continues(tmp_
     assert {one.status.value for one in run.done.values()} == {"PASSED"}
     said = [line.rsplit(" ", 1) for line in run.done["attacker", "w0"].log.splitlines()]
     assert [count for what, count in said if what.startswith("listed")] == ["0"] * 4
-    assert {count for what, count in said if what == "refused"} in ({"1", "13"}, {"13"})
+    refused = {count for what, count in said if what == "refused"} - {"18"}  # a home on another file system
+    assert refused in ({"1", "13"}, {"13"})
     assert "done" not in run.done["attacker", "w0"].log
     for walls, expected in (
         (run, (["files", "calls", "root"], "walls")),
