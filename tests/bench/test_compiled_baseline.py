@@ -4,7 +4,7 @@ import pytest
 
 from tests.bench.small_runs import HONEST, judge, write_set
 
-pytestmark = [pytest.mark.cpu, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.cpu, pytest.mark.timeout(600)]
 
 BREAKS = "def run(x):\n    y = x + x\n    return y + 0 if y.sum() < 1e9 else x\n"
 BEGINS_SLOWLY = """
