@@ -132,14 +132,23 @@ def test_missing_blobs_are_fetched_into_a_copy_whose_other_files_stay(fetch, con
 
 @MANY
 @pytest.mark.parametrize("code", [130, 1], ids=["Ctrl-C", "error"])
-def test_an_interrupted_fetch_is_resumed(fetch, server, content, tmp_path, code):
-    downloads = count()
+def test_an_interrupted_fetch_is_resumed(fetch, server, content, tmp_path, request, code):
+    downloads, interrupted = count(), threading.Event()
+
+    def interrupt(*_):
+        interrupted.set()
+        raise KeyboardInterrupt
 
     def stop(_):
         number = next(downloads)
         if code == 130 and number == 50:
             os.kill(os.getpid(), signal.SIGINT)
+        if code == 130 and number >= 50:
+            interrupted.wait(60)  # the main thread may be late
         return 410 if code == 1 and number >= 50 else None
+
+    before = signal.signal(signal.SIGINT, interrupt)
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
 
     server.on_download = stop
     found, _, err, _ = fetch()
