@@ -186,7 +186,7 @@ PROBLEMS: Final = {
     ),
     "ragged": Problem(
         "rows: int, seed: int",
-        "x = draw(seed, rows, 8); kept = x[:, 0] > -1; assert kept.any().item()\n"
+        "x = draw(seed, rows, 8); kept = x[:, 0] > 0; assert kept.any().item()\n"
         "    return x, kept, torch.zeros(8, device='cuda')",
         "x, kept, total = data; total += x[kept].sum(0); return total",
         "x, kept, total = data; total += (x * kept[:, None]).sum(0); return total",
