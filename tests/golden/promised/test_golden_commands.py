@@ -121,19 +121,27 @@ def test_a_skeleton_of_a_definition_runs_as_it_is(own):
     assert len(path.read_text().splitlines()) == 2
 
 
-def test_a_source_file_is_judged_and_kept_as_a_solution_of_me(here, own):
+@pytest.fixture(scope="module")
+def mine(here, own):
+    """The run that keeps the source file as a solution, and the traces behind it."""
     done = here("run", own, "--solution", "mine.py", *QUICK, "--format", "json")
     assert done.code == 0, done
+    return done, read_traces(own)
+
+
+def test_a_source_file_is_judged_and_kept_as_a_solution_of_me(own, mine):
+    done, traces = mine
     assert "mine.py: python, mine.py::run, of gated" in " ".join(done.told.split())
     assert len(done.json["jobs"]) == 2
     assert all(job["status"] == "PASSED" or is_noise(job) for job in done.json["jobs"])
     assert {job["solution"] for job in done.json["jobs"]} == {"mine"}
     assert [path.name for path in (own / "solutions" / "me").rglob("*.json")] == ["mine.json"]
-    assert {trace["solution"] for trace in read_traces(own)} == {"mine"}
+    assert {trace["solution"] for trace in traces} == {"mine"}
     packed = json.loads(next((own / "solutions" / "me").rglob("mine.json")).read_text())
     assert (packed["author"], packed["definition"], packed["spec"]["language"]) == ("me", "gated", "python")
 
 
+@pytest.mark.usefixtures("mine")
 def test_a_quick_look_is_marked_and_judged_again_by_resume(here, own):
     """docs/configuration.md ("Quick looks"); with --seed a trace says `seeded`."""
     words = ("run", own, "--solution", "mine.py", "--quick", "--seed", "5", "--format", "json")
@@ -147,6 +155,7 @@ def test_a_quick_look_is_marked_and_judged_again_by_resume(here, own):
     assert (counts["jobs"], counts["resumed"]) == (2, 0)
 
 
+@pytest.mark.usefixtures("mine")
 def test_repeated_workers_give_an_interval_of_their_own(here, own):
     """docs/compare.md ("Recorded traces"): --repeat N."""
     words = ("run", own, "--solutions", "mine", *QUICK, "--repeat", "2", "--no-save-results", "--format", "json")
@@ -161,21 +170,28 @@ def test_a_source_file_that_does_not_parse_is_misuse(here, own):
     assert (done.code, "torn.py" in done.text) == (2, True), done
 
 
-def test_a_folder_is_packed_and_unpacked_to_the_same(here):
+@pytest.fixture(scope="module")
+def unpacked(here):
+    """A solution of the bundled set, which is unpacked to the folder `unpacked`."""
     path = BUNDLED / "solutions/torch/rmsnorm/rmsnorm_h4096/torch_rmsnorm_h4096.json"
     done = here("unpack", path, "-d", "unpacked")
     assert done.code == 0, done
+    return path
+
+
+def test_a_folder_is_packed_and_unpacked_to_the_same(here, unpacked):
     assert (here.folder / "unpacked" / "solution.yaml").is_file()
     done = here("pack", "unpacked", "-o", "packed.json", "--local", BUNDLED)
     assert done.code == 0, done
-    before, after = json.loads(path.read_text()), json.loads((here.folder / "packed.json").read_text())
+    before, after = json.loads(unpacked.read_text()), json.loads((here.folder / "packed.json").read_text())
     assert {key: after[key] for key in ("name", "definition", "author", "sources")} == {
         key: before[key] for key in ("name", "definition", "author", "sources")
     }
     assert after["spec"]["entry_point"] == before["spec"]["entry_point"]
-    assert here("unpack", path, "-d", "unpacked").code == 2  # the folder is not empty
+    assert here("unpack", unpacked, "-d", "unpacked").code == 2  # the folder is not empty
 
 
+@pytest.mark.usefixtures("unpacked")
 def test_a_manifest_whose_entry_does_not_fit_is_told(here):
     shutil.copytree(here.folder / "unpacked", here.folder / "wrong_entry")
     manifest = here.folder / "wrong_entry" / "solution.yaml"

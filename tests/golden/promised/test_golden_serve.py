@@ -11,6 +11,7 @@ import re
 import signal
 import urllib.error
 import urllib.request
+from uuid import uuid4
 
 import pytest
 
@@ -52,7 +53,7 @@ class Server:
         self.token_file = folder / "token"
         self.token_file.write_text(TOKEN)
         self.token_file.chmod(0o600)
-        self.mark = f"serve{os.getpid()}"
+        self.mark = uuid4().hex
         self.here = Face(cache, folder, **{MARK: self.mark})
         flags = ("--port", "0", "--token-file", self.token_file, *QUICK)
         self.process = self.here.start("serve", "--local", self.small.root, *flags)

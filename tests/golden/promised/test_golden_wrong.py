@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from uuid import uuid4
 
 import pytest
 
@@ -20,6 +21,8 @@ ENDLESS = [name for name, entry in EXPECTED.items() if entry["status"] == "TIMEO
 HEAVY = ["memory_list_rmsnorm_h4096", "prints_a_gigabyte_rmsnorm_h4096"]
 """They fill a gigabyte, and print two: so they have runs of their own, and no job's time limit is near."""
 OTHERS = [name for name in FILES if FILES[name]["author"] == "wrong" and name not in (*ENDLESS, *HEAVY)]
+OWN = uuid4().hex
+"""The mark of these processes, which another run of the tests does not have."""
 MUTANTS = [name for name in FILES if FILES[name]["author"] == "mutant"]
 
 
@@ -57,7 +60,7 @@ def sets(tmp_path_factory):
 @pytest.fixture(scope="module")
 def run(sets, shared_cache):
     """Run some of the wrong solutions; verdicts come with `--no-profile-baseline`, since nobody reads times."""
-    here = Face(shared_cache, sets, **{MARK: "wrong"})
+    here = Face(shared_cache, sets, **{MARK: OWN})
 
     def run(*words):
         both = ("--local", sets / "set", "--local", sets / "over")
@@ -158,7 +161,7 @@ def test_traces_of_wrong_solutions_lie_in_their_set_and_their_logs_are_bounded(s
 
 
 def test_no_process_is_left(others, mutants):
-    wait_until(lambda: not marked_processes("wrong"), 30)
+    wait_until(lambda: not marked_processes(OWN), 30)
 
 
 def test_require_passed_makes_a_wrong_solution_an_exit_code(run):
