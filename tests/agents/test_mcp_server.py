@@ -29,7 +29,7 @@ def root(tmp_path, monkeypatch):
     return root
 
 
-def call_shell(command, limit_s=30.0):
+def call_shell(command, limit_s=200.0):
     return Call(subprocess.getoutput, {"cmd": command}, limit_s)
 
 
@@ -90,16 +90,16 @@ def test_ctrl_c_ends_the_server_though_stdin_is_open(root):
         server.stdin.flush()
         assert json.loads(server.stdout.readline())["id"] == 1
         server.send_signal(signal.SIGINT)
-        assert server.wait(timeout=30) == -signal.SIGINT
+        assert server.wait(timeout=200) == -signal.SIGINT
 
 
 def test_a_long_call_shows_its_progress_and_can_be_cancelled():
-    running = Call(subprocess.call, {"args": "echo compiling >&2; sleep 300", "shell": True}, 60)
+    running = Call(subprocess.call, {"args": "echo compiling >&2; sleep 300", "shell": True}, 200)
     while running.describe_progress() != "compiling":
-        assert running.seconds < 30
+        assert running.seconds < 200
         os.sched_yield()
     running.cancel()
-    assert "SIGKILL" in running.answer.result(timeout=30)
+    assert "SIGKILL" in running.answer.result(timeout=200)
     running.cancel()  # it has ended: nothing is killed
     assert running.describe_progress() == ""
 
@@ -107,13 +107,13 @@ def test_a_long_call_shows_its_progress_and_can_be_cancelled():
 def test_a_call_has_a_limit():
     assert (
         call_shell("sleep 300", limit_s=0.2)
-        .answer.result(timeout=30)
+        .answer.result(timeout=200)
         .startswith("ERROR: the call took more than 0.2 s")
     )
 
 
 def test_an_answer_is_cut_in_its_middle():
-    text = call_shell("echo first; yes | head -c 100000; echo last").answer.result(timeout=30)
+    text = call_shell("echo first; yes | head -c 100000; echo last").answer.result(timeout=200)
     assert text.startswith("first")
     assert text.endswith("last")
     assert "bytes cut" in text

@@ -181,7 +181,7 @@ def test_the_steps_of_the_action_decide(loops, code, verdict, tmp_path):
     setup.write_text(f"mkdir -p $1/bin; echo '{program}' > $1/bin/flashinfer-bench; chmod +x $1/bin/flashinfer-bench\n")
     setup.chmod(0o755)
     given = {"before": "old $(touch bad).py", "after": "new.py", "local": "set", "fail-if-slower": "300%"}
-    given |= {"budget": "20", "devices": "cpu", "definition": "double"}
+    given |= {"budget": "120", "devices": "cpu", "definition": "double"}
     inputs = {name: given.get(name, one.get("default")) for name, one in action["inputs"].items()}
     assert None not in inputs.values()
     files = {name: tmp_path / name for name in ("GITHUB_PATH", "GITHUB_OUTPUT", "GITHUB_STEP_SUMMARY")}

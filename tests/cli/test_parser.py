@@ -94,7 +94,7 @@ def complete(line, tmp_path, command=(sys.executable, "-m", "flashinfer_bench"))
     """Return what a shell would offer behind a line that somebody has typed."""
     variables = {"_ARGCOMPLETE": "1", "_ARGCOMPLETE_STDOUT_FILENAME": str(tmp_path / "offered"), "COMP_LINE": line}
     variables |= {"COMP_POINT": str(len(line)), "_ARGCOMPLETE_IFS": "\n", "COMP_TYPE": "9"}
-    subprocess.run(command, env=os.environ | variables, check=True, cwd=tmp_path, timeout=60)
+    subprocess.run(command, env=os.environ | variables, check=True, cwd=tmp_path, timeout=200)
     return {word.strip() for word in (tmp_path / "offered").read_text().split("\n")}
 
 
@@ -146,7 +146,7 @@ def test_a_flag_or_a_setting_that_is_added_in_one_file_is_in_help_completion_and
     command = [sys.executable, tmp_path / "thrown.py"]
 
     def say(line):
-        return subprocess.run([*command, *line.split()], capture_output=True, text=True, check=True, timeout=60).stdout
+        return subprocess.run([*command, *line.split()], capture_output=True, text=True, check=True, timeout=200).stdout
 
     page = say("page")
     for words, kind in (("run", "flag"), ("run", "setting"), ("report summary", "flag")):

@@ -53,7 +53,7 @@ def profile(tmp_path, monkeypatch):
     monkeypatch.setattr(tools, "find_gpu", lambda name: discover_devices(["cpu"])[0])
     workloads = [make_trace(solution=None)]
     write_trace_set(tmp_path, definitions=[make_definition()], solutions=[make_solution()], workloads=workloads)
-    usual = {"solution": "double_python", "workload": "w0", "trace_set_path": str(tmp_path)}
+    usual = {"solution": "double_python", "workload": "w0", "trace_set_path": str(tmp_path), "timeout": 250}
     usual["ncu_path"] = str(write_tools(tmp_path / "programs") / "ncu")
     return lambda **changes: flashinfer_bench_run_ncu(**{**usual, **changes})
 

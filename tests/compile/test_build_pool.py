@@ -1,7 +1,5 @@
 """Many builds at once: bounded, the longest first, once each, also across processes; a killed build leaves nothing."""
 
-import os
-import signal
 import subprocess
 import sys
 import time
@@ -13,7 +11,7 @@ import pytest
 from flashinfer_bench.compile import BuildPool, find_toolchain
 from flashinfer_bench.compile.cache import ArtifactCache
 from tests.compile.conftest import is_quiet, wait_for
-from tests.kit.native import EXPORT, make_native, pretend_compiler, processes_in
+from tests.kit.native import EXPORT, make_native, pretend_compiler, processes_in, until_there
 
 TOOLCHAIN = find_toolchain()
 pytestmark = pytest.mark.skipif(TOOLCHAIN.cxx is None or TOOLCHAIN.tvm_ffi is None, reason="needs g++ and tvm-ffi")
@@ -38,25 +36,19 @@ def name_of(pid):
 
 
 def test_no_more_compilers_run_than_are_allowed_and_a_lone_solution_uses_all(tmp_path):
-    lone, go = make_native(headers={f"unit{number}.cpp": "" for number in range(5)}), tmp_path / "go"
-    toolchain = pretend_compiler(tmp_path, action=f"[ -e '{go}' ] || sleep 1000")
-
-    def sleepers():
-        return [pid for pid in processes_in(tmp_path / "cache") if name_of(pid) == "sleep"]
-
+    lone, counts = make_native(headers={f"unit{number}.cpp": "" for number in range(5)}), []
+    toolchain = pretend_compiler(tmp_path, action="sleep 0.2")
     for solutions in ([make_sized(number) for number in range(5)], [lone]):
-        go.unlink(missing_ok=True)
         with BuildPool(tmp_path / "cache", jobs=3, toolchain=toolchain) as build_pool:
             build_pool.add(solutions)
-            assert wait_for(lambda: len(sleepers()) >= 3)
-            time.sleep(0.3)  # a fourth would begin now
-            assert len(sleepers()) == 3
-            go.touch()
-            for pid in sleepers():
-                os.kill(pid, signal.SIGTERM)
+            most = 0
             while build_pool.open_builds:
-                build_pool.wait()
+                sleepers = [pid for pid in processes_in(tmp_path / "cache") if name_of(pid) == "sleep"]
+                most = max(most, len(sleepers))
+                time.sleep(0.01)
                 build_pool.poll()
+        counts.append(most)
+    assert counts == [3, 3]
 
 
 NAMES = [make_native("one"), make_native("two", author="bob"), make_native("three", definition="other")]
@@ -120,3 +112,21 @@ def test_kill_9_during_a_build_ends_the_compilers_and_leaves_no_trusted_files(tm
     build_all(tmp_path, [make_native()])
     assert not (cache / "staging").exists()
     assert not ArtifactCache(cache).verify()
+
+
+def test_a_held_farm_lets_compilers_end_and_starts_no_more(tmp_path):
+    cache, go = tmp_path / "cache", tmp_path / "go"
+    with BuildPool(cache, jobs=2, toolchain=pretend_compiler(tmp_path, action=until_there(go))) as build_pool:
+        build_pool.add([make_native()])
+        assert wait_for(lambda: processes_in(cache))
+        build_pool.hold()
+        go.touch()
+        build_pool.add([make_sized(10)])
+        assert is_quiet(cache)
+        build_pool.poll()
+        assert build_pool.open_builds == 2
+        build_pool.release()
+        while build_pool.open_builds:
+            build_pool.wait()
+            build_pool.poll()
+        assert build_pool.built(make_native()).artifact

@@ -50,7 +50,8 @@ HARMFUL = """
 
 
 def check(kind, *entries):
-    return getattr(check_flags(CompileOptions(**{kind: list(entries)}), [TOOLKIT]), kind)
+    flags = check_flags(CompileOptions(**{kind: list(entries)}), [TOOLKIT])
+    return [*flags.cxx, *flags.nvcc, *flags.link]
 
 
 @pytest.mark.parametrize("kind", SAME)

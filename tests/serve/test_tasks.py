@@ -29,7 +29,7 @@ async def test_long_polls_and_batches_end_with_their_tasks_or_their_time(site):
         assert "traces" not in await wait_for(client, tasks[0], 0.01)
         assert (await wait_for(client, tasks[1], 0))["tasks_ahead"] == 1
         poll = asyncio.create_task(wait_for(client, tasks[0]))
-        batch = asyncio.create_task(client.post("/tasks/batch", json={"task_ids": tasks, "timeout": 10}))
+        batch = asyncio.create_task(client.post("/tasks/batch", json={"task_ids": tasks, "timeout": 60}))
         await asyncio.sleep(0)
         PlayedSession.gate.set()
         assert (await poll)["status"] == "completed"
@@ -90,7 +90,7 @@ async def test_what_finds_no_room_is_asked_to_come_again_and_was_never_accepted(
 async def test_too_many_waiting_requests_are_refused_and_stop_nobody(site):
     async with site.serve(is_open=False, limits=ServeLimits(polls=50)) as client:
         task = await submit(client)
-        polls = [asyncio.create_task(client.get(f"/tasks/{task}?timeout=15")) for _ in range(60)]
+        polls = [asyncio.create_task(client.get(f"/tasks/{task}?timeout=60")) for _ in range(60)]
         while sum(poll.done() for poll in polls) < 10:
             await asyncio.sleep(0.01)
         assert (await client.get(f"/tasks/{task}/events")).status_code == 429

@@ -156,7 +156,7 @@ def test_an_interrupt_while_compiling_ahead_ends_what_was_started_and_leaves_a_r
 
     def interrupt(line):
         if "1 of 21" in line:
-            deadline = time.monotonic() + 60
+            deadline = time.monotonic() + 200
             while len(alive()) < 4 and time.monotonic() < deadline:
                 time.sleep(0.05)
             at_work.extend(alive())
