@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -70,8 +71,7 @@ class JudgedRoutine:
         self.case = make_case(routine, flags)
         entry = generate_entry(find_routine(routine), self.case, ["torch"])
         write_entry(root, entry)
-        check: Any = {name: value for name, value in self.case.check.settings().items() if name != "extra"}
-        self.job = Judging(entry.definition, entry.workload, root=root, num_trials=1, **check)
+        self.job = Judging(entry.definition, entry.workload, root=root, num_trials=1, **asdict(self.case.check))
         self.baseline = self.job.baseline()
         self.inputs = self.baseline.inputs[0]
         self.reference = load(entry.solutions["torch"])["run"]

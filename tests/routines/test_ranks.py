@@ -194,13 +194,13 @@ def test_rows_are_phases_with_their_work_and_a_mismatch_fails(tmp_path, capsys):
     session = split_session(["--output_path", str(tmp_path / "a.csv")])[0]
     times = {name: [2.0, 4.0, 3.0] for name in ("a2a_total", *PHASES)}
     (request,) = ask(command, PLACE)
-    assert report_ranks(request, session, PLACE, times, ["3 / 9 elements of rank 1 are different"]) == 1
+    assert report_ranks(request, session, times, ["3 / 9 elements of rank 1 are different"]) == 1
     out = capsys.readouterr().out
     reported = "[ERROR] Output tensor mismatch between backends torch and a2a_total: 3 / 9"
     assert (reported in out, "[PERF]" in out) == (True, False)
     for words, reported in {"": ["a2a_total"], "--per_phase_timing": [*times]}.items():
         (request,) = ask(f"{command} {words}", PLACE)
-        assert report_ranks(request, session, PLACE, times, []) == 0
+        assert report_ranks(request, session, times, []) == 0
         assert capsys.readouterr().out.count("[PERF]") == len(reported)
         rows = {row["backend"]: row for row in read_rows(tmp_path / "a.csv")}
         assert [*rows] == reported

@@ -48,6 +48,8 @@ class Request:
 
     words: list[str]
     """The arguments of the case, with the arguments of the outer command."""
+    platform: Platform
+    """The device of the case, and the installed packages."""
     line: int | None = None
     """Line number in the testlist."""
     text: str = ""
@@ -60,8 +62,6 @@ class Request:
     """Why the case cannot be run."""
     named: str = ""
     """Name of the routine as given. The routine may be unknown."""
-    runs_as_ranks: bool = False
-    """Whether a backend of the case runs here as ranks of mpirun, outside of the engine."""
     args: Namespace = field(default_factory=Namespace)
     case: Any = None
     """The routine's case; None with a problem."""
@@ -73,6 +73,11 @@ class Request:
     """Backend → why the backend cannot run here."""
     rows: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Backend → result, added when the result is known."""
+
+    @property
+    def runs_as_ranks(self) -> bool:
+        """Whether a backend of the case runs here as ranks of mpirun, outside of the engine."""
+        return self.backends not in ([], [TORCH]) and ROUTINES[self.named].needs_ranks
 
     @property
     def definition(self) -> str:
@@ -88,9 +93,9 @@ def read_requests(rest: Sequence[str], testlist: str | None, platform: Platform)
             empty.
     """
     if testlist is None:
-        requests = [Request(words, swept=swept) for words, swept in expand_sweeps(rest)]
+        requests = [Request(words, platform, swept=swept) for words, swept in expand_sweeps(rest)]
         for request in requests:
-            _prepare(request, platform)
+            _prepare(request)
         problems = dict.fromkeys(request.problem for request in requests if request.problem is not None)
         if problems:
             raise UsageError("\n".join(problems))
@@ -103,11 +108,11 @@ def read_requests(rest: Sequence[str], testlist: str | None, platform: Platform)
             f"--testlist {testlist}: cannot be read: {getattr(error, 'strerror', None) or error}"
         ) from None
     lines = [(number, line.strip()) for number, line in enumerate(text.splitlines(), start=1)]
-    requests = [Request([], number, line) for number, line in lines if line and not line.startswith("#")]
+    requests = [Request([], platform, number, line) for number, line in lines if line and not line.startswith("#")]
     if not requests:
         raise UsageError(f"{testlist} holds no case: a case a line, # for comments")
     for request in requests:
-        _read_line(request, rest, platform)
+        _read_line(request, rest)
     return requests
 
 
@@ -153,7 +158,7 @@ def expand_sweeps(words: Sequence[str]) -> list[tuple[list[str], str]]:
     ]
 
 
-def _read_line(request: Request, rest: Sequence[str], platform: Platform) -> None:
+def _read_line(request: Request, rest: Sequence[str]) -> None:
     """Parse a line. Store the routine and the tag of every line, so that rows of invalid lines can be identified."""
     try:
         words = shlex.split(request.text, comments=True)
@@ -171,10 +176,10 @@ def _read_line(request: Request, rest: Sequence[str], platform: Platform) -> Non
     except UsageError as error:
         request.problem = str(error)
     else:
-        _prepare(request, platform)
+        _prepare(request)
 
 
-def _prepare(request: Request, platform: Platform) -> None:
+def _prepare(request: Request) -> None:
     """Parse a request, make the case, and find the backends that can run the case here."""
     try:
         routine, args = parse_case(request.words)
@@ -194,10 +199,9 @@ def _prepare(request: Request, platform: Platform) -> None:
     except (ValueError, ArithmeticError) as error:
         request.problem = f"its flags do not go together: {to_one_line(str(error))}"
     else:
-        reasons = {backend: why_not(routine, backend, platform, case) for backend in args.backends}
+        reasons = {backend: why_not(routine, backend, request.platform, case) for backend in args.backends}
         request.skipped = {backend: f"{reason}. Skipping." for backend, reason in reasons.items() if reason is not None}
         request.backends = [backend for backend in reasons if backend not in request.skipped]
-        request.runs_as_ranks = routine.needs_ranks and request.backends not in ([], [TORCH])
 
 
 @contextmanager

@@ -25,7 +25,6 @@ from flashinfer_bench.cli.perf.results import Results, make_row
 from flashinfer_bench.roofline.peaks import describe_time
 from flashinfer_bench.routines.case.generated_entry import write_entry
 from flashinfer_bench.routines.case.spec import Check
-from flashinfer_bench.routines.case.support import Platform
 from flashinfer_bench.routines.families.moe_comm import count_phases
 
 PHASES: Final = ("a2a_dispatch", "moe_kernel", "a2a_combine")
@@ -57,7 +56,7 @@ class Stopwatch:
         return [float(start.elapsed_time(end)) for start, end in pairwise(marks)]
 
 
-def run_ranks(request: Request, session: Namespace, platform: Platform) -> int:
+def run_ranks(request: Request, session: Namespace) -> int:
     """Time the case on this rank, together with all other ranks. Rank 0 reports."""
     comm = importlib.import_module("flashinfer.comm")
     communicator: Any = importlib.import_module("mpi4py.MPI").COMM_WORLD
@@ -67,7 +66,7 @@ def run_ranks(request: Request, session: Namespace, platform: Platform) -> int:
     most = args.max_num_tokens or args.num_tokens
     between = comm.MoeAlltoAll(mapping, most, args.top_k, args.num_experts, hidden_size=args.hidden_size)
     times, problems = time_rounds(request, between, communicator, Stopwatch(), torch.device("cuda"))
-    return report_ranks(request, session, platform, times, problems) if rank == 0 else 0
+    return report_ranks(request, session, times, problems) if rank == 0 else 0
 
 
 def time_rounds(
@@ -191,22 +190,23 @@ def find_mismatch(rank: int, back: torch.Tensor, wanted: torch.Tensor, check: Ch
     """
     wrong = find_beyond(wanted, back.float(), Tolerance(check.rtol, check.atol))
     astray = ~((back.float() - wanted).norm(dim=-1) <= ASTRAY * wanted.norm(dim=-1))
-    count, allowed = int(wrong.sum()), 0.0 if check.ratio is None else (1 - check.ratio) * wrong.numel()
+    count, allowed = (
+        int(wrong.sum()),
+        0.0 if check.required_matched_ratio is None else (1 - check.required_matched_ratio) * wrong.numel(),
+    )
     if count <= allowed and not (astray & wrong.any(dim=-1)).any():
         return None
     return f"{count} / {wrong.numel()} elements of rank {rank} are different"
 
 
-def report_ranks(
-    request: Request, session: Namespace, platform: Platform, times: dict[str, list[float]], problems: list[str]
-) -> int:
+def report_ranks(request: Request, session: Namespace, times: dict[str, list[float]], problems: list[str]) -> int:
     """Write the lines and rows of the whole round. With --per_phase_timing, also write those of each phase.
 
     Returns: 1 if an output is wrong and the flags make wrong outputs errors, else 0.
     """
     args = request.args
     args.refcheck |= args.validate
-    results = Results([request], session, platform)
+    results = Results([request], session)
     costs = count_phases(args, request.case.inputs["token_selected_experts"].value)
     status, reason = "mismatch" if problems else "passed", "; ".join(problems)
     request.backends = [*times][: None if args.per_phase_timing else 1]
@@ -214,8 +214,6 @@ def report_ranks(
         took, samples = median(times[phase]), len(times[phase])
         record = {"method": "cuda_events", "cache_state": "warm", "samples": samples, "samples_ms": times[phase]}
         found = {"median_ms": took, "std_ms": pstdev(times[phase]), "measurement": record}
-        row = make_row(
-            request, phase, platform, status, reason, facts=describe_time(costs[phase], "", took) or {}, **found
-        )
-        results.put(request, row)
+        facts = describe_time(costs[phase], "", took) or {}
+        results.put(request, make_row(request, phase, status, reason, facts=facts, **found))
     return results.exit_code

@@ -27,11 +27,11 @@ from flashinfer_bench.cli.perf.cases import Request
 from flashinfer_bench.data import Evaluation, EvaluationStatus
 from flashinfer_bench.data.measurement import Measurement, read_measurement
 from flashinfer_bench.errors import UsageError
-from flashinfer_bench.report.verdict import reason_of, to_one_line
+from flashinfer_bench.report.verdict import caveat_in, reason_of, to_one_line
 from flashinfer_bench.roofline.peaks import describe_time
 from flashinfer_bench.routines.case.generated_entry import describe_case
 from flashinfer_bench.routines.case.spec import TORCH
-from flashinfer_bench.routines.case.support import LIBRARY, Platform, resolve_backend
+from flashinfer_bench.routines.case.support import LIBRARY, resolve_backend
 from flashinfer_bench.timing.flags import FLAGS, LATE_SHARE
 
 FORMAT_VERSION: Final = 1
@@ -83,9 +83,9 @@ COLUMNS: Final = (*DOCUMENTED.split(), *LATER.split(), *OWN.split())
 LOSS_HINT: Final = "free disk space or name another file, then run the missing cases again"
 
 
-def make_row(request: Request, backend: str, platform: Platform, status: str, reason: str = "", **measured: Any) -> Row:
+def make_row(request: Request, backend: str, status: str, reason: str = "", **measured: Any) -> Row:
     """Return the row of a backend, or of a whole case. A skipped or failed row has no measured values."""
-    case, resolved = request.case, backend
+    case, platform, resolved = request.case, request.platform, backend
     if case is not None and status != "skipped":
         resolved = resolve_backend(request.named, backend, case, platform.capability)
     return {
@@ -111,9 +111,7 @@ def make_row(request: Request, backend: str, platform: Platform, status: str, re
     }
 
 
-def make_judged(
-    request: Request, backend: str, platform: Platform, evaluation: Evaluation, device: str | None = None
-) -> Row:
+def make_judged(request: Request, backend: str, evaluation: Evaluation, device: str | None = None) -> Row:
     """Return the row of a verdict. None as the device means the trace's device."""
     measured, performance, facts = read_measurement(evaluation), evaluation.performance, dict[str, Any]()
     median = measured.kernel_ms if measured.kernel_ms is not None else measured.median_ms
@@ -130,13 +128,11 @@ def make_judged(
         facts |= {name: getattr(evaluation.correctness, name) for name in ("max_absolute_error", "max_relative_error")}
     if median is not None:
         found = describe_time(request.case.cost, evaluation.environment.hardware, median) or {}
-        facts |= {"too_fast": ""} if "share" in found else {}
         facts |= {ROOFLINE.get(name, name): value for name, value in found.items()}
     record = (evaluation.extra or {}).get("measurement")
     return make_row(
         request,
         backend,
-        platform,
         status,
         reason,
         median_ms=median,
@@ -153,10 +149,8 @@ def _caveat(measured: Measurement) -> str:
 
     The flag `host_bound` is listed only if more than LATE_SHARE of the samples were launched late.
     """
-    if not measured.meaningful:
-        return measured.reason or "the time means nothing"
     late = (measured.late or 0) > LATE_SHARE * (measured.samples or math.inf)
-    return "; ".join(
+    return caveat_in(measured) or "; ".join(
         f"{flag}: {FLAGS.get(flag, 'unknown flag')}" for flag in measured.flags if flag != "host_bound" or late
     )
 
@@ -168,7 +162,7 @@ def is_failure(row: Row) -> bool:
     return row["status"] == "failed" or bool(is_error)
 
 
-def introduce(request: Request, platform: Platform) -> Iterator[str]:
+def introduce(request: Request) -> Iterator[str]:
     """Yield the lines about a case. They come before the lines about backends."""
     if request.text:
         yield f"[INFO] Line {request.line}: {request.text}"
@@ -180,7 +174,7 @@ def introduce(request: Request, platform: Platform) -> Iterator[str]:
         return
     if request.ignored:
         yield f"[WARNING] Line {request.line}: without effect: {', '.join(request.ignored)}; {OF_THE_SESSION}"
-    case, args = request.case, request.args
+    case, args, platform = request.case, request.args, request.platform
     if args.verbose >= 1:
         yield f"[INFO] args = {args}"
         yield f"[INFO] Running test{''.join(part[:1].upper() + part[1:] for part in request.named.split('_'))}"
@@ -252,8 +246,8 @@ class Results:
         UsageError: a file cannot be written.
     """
 
-    def __init__(self, requests: Sequence[Request], session: Namespace, platform: Platform) -> None:
-        self.requests, self.platform, self.has_failed = requests, platform, False
+    def __init__(self, requests: Sequence[Request], session: Namespace) -> None:
+        self.requests, self.has_failed = requests, False
         self.lost: set[Path] = set()
         """Files to which a row could not be written."""
         is_idle = all(request.skipped and not request.backends for request in requests)
@@ -306,15 +300,15 @@ class Results:
         """Add a failed row with this reason for each backend without a result, and report the cases."""
         for request in self.requests:
             for backend in [name for name in request.backends if name not in request.rows]:
-                self.put(request, make_row(request, backend, self.platform, "failed", reason))
+                self.put(request, make_row(request, backend, "failed", reason))
 
     def print_case(self, request: Request) -> None:
         """Print and write a case."""
-        rows = [make_row(request, name, self.platform, "skipped", why) for name, why in request.skipped.items()]
+        rows = [make_row(request, name, "skipped", why) for name, why in request.skipped.items()]
         rows += [request.rows[name] for name in request.backends]
-        lines = [*introduce(request, self.platform), *(line for row in rows for line in report(row))]
+        lines = [*introduce(request), *(line for row in rows for line in report(row))]
         if request.problem is not None:
-            rows = [make_row(request, "", self.platform, "failed", request.problem)]
+            rows = [make_row(request, "", "failed", request.problem)]
         for row in rows:
             self.add(row)
         self.has_failed |= not request.backends or any(map(is_failure, rows))

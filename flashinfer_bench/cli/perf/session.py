@@ -12,6 +12,7 @@ from argparse import Namespace
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,11 +31,7 @@ from flashinfer_bench.cli.output import INTERRUPTED, one_interrupt, write_err
 from flashinfer_bench.cli.perf.ahead import compile_ahead
 from flashinfer_bench.cli.perf.cases import Request, read_requests
 from flashinfer_bench.cli.perf.flags import split_session
-from flashinfer_bench.cli.perf.results import (
-    Results,
-    make_judged,
-    make_row,
-)
+from flashinfer_bench.cli.perf.results import Results, make_judged, make_row
 from flashinfer_bench.data import Trace, TraceSet
 from flashinfer_bench.data.store.jsonl import write_whole
 from flashinfer_bench.data.store.layout import TOLERANCES_FILE
@@ -62,8 +59,7 @@ def run_session(argv: Sequence[str]) -> int:
     if session.retry_timeouts and not session.resume:
         raise UsageError("--retry_timeouts changes which cases --resume skips: give --resume too")
     devices = discover_devices(session.devices or None)
-    platform = find_platform(devices[0].name, devices[0].capability)
-    requests = read_requests(rest, session.testlist, platform)
+    requests = read_requests(rest, session.testlist, find_platform(devices[0].name, devices[0].capability))
     if any(request.runs_as_ranks for request in requests):
         if len(requests) > 1 or len(requests[0].backends) > 1:
             raise UsageError(
@@ -71,10 +67,10 @@ def run_session(argv: Sequence[str]) -> int:
             )
         from flashinfer_bench.cli.perf.ranks import run_ranks  # imports torch, which no other path here needs
 
-        return run_ranks(requests[0], session, platform)
+        return run_ranks(requests[0], session)
     if session.save_trace_set:
         read_tolerances(Path(session.save_trace_set))  # a wrong file of tolerances raises before results are opened
-    results = Results(requests, session, platform)
+    results = Results(requests, session)
     with ExitStack() as stack:
         root = Path(session.save_trace_set or stack.enter_context(temporary_folder("perf")))
         if session.no_empty_columns:
@@ -117,7 +113,7 @@ def write_tolerances(root: Path, requests: Sequence[Request]) -> None:
         ConfigError: the existing file cannot be used.
         DataSetError: the file cannot be written.
     """
-    own = {one.definition: one.case.check.settings() for one in requests}
+    own = {one.definition: asdict(one.case.check) for one in requests}
     path = root / TOLERANCES_FILE
     try:
         root.mkdir(parents=True, exist_ok=True)
@@ -147,10 +143,9 @@ def _run_group(results: Results, group: Sequence[Request], session: Namespace, r
         for request, backend, *names in asked:
             if definition == names[0] and solution in (None, names[1]):
                 if isinstance(result, str):
-                    row = make_row(request, backend, results.platform, "failed", result)
+                    results.put(request, make_row(request, backend, "failed", result))
                 else:
-                    row = make_judged(request, backend, results.platform, result, device)
-                results.put(request, row)
+                    results.put(request, make_judged(request, backend, result, device))
 
     with Benchmark(make_trace_set(group, root, is_resumed=session.resume), make_config(group, session)) as engine:
         plan = engine.plan(resume=session.resume, retry_timeouts=session.retry_timeouts)
@@ -186,10 +181,13 @@ def make_config(group: Sequence[Request], session: Namespace) -> BenchmarkConfig
     """Return the configuration of one run of the engine."""
     sections = {}
     for request in group:
-        args, judged = request.args, request.case.check.settings()
-        if not args.refcheck or args.allow_output_mismatch:
-            judged["extra"][MEASURE_REJECTED] = True
-        sections[request.definition] = {**judged, "warmup_runs": args.dry_run_iters, "iterations": args.num_iters}
+        args = request.args
+        sections[request.definition] = {
+            **asdict(request.case.check),
+            "warmup_runs": args.dry_run_iters,
+            "iterations": args.num_iters,
+            "extra": {MEASURE_REJECTED: True} if not args.refcheck or args.allow_output_mismatch else {},
+        }
     first = group[0].args
     chosen: dict[str, Any] = {"devices": session.devices} if session.devices else {}
     chosen |= {"clock": "cuda_events"} if first.use_cuda_events else {}

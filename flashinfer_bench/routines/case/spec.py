@@ -136,16 +136,12 @@ def generator(args: Namespace, salt: int = 0) -> np.random.Generator:
 
 @dataclass(frozen=True)
 class Check:
-    """The tolerance of an output; `bench.evaluators.compare.tolerance` has the rule."""
+    """The tolerance of an output, by a configuration's names; `bench.evaluators.compare.tolerance` has the rule."""
 
     rtol: float = 1e-2
     atol: float = 1e-2
-    ratio: float | None = None
+    required_matched_ratio: float | None = None
     """Share of elements that must match; None for the evaluator's default."""
-
-    def settings(self) -> dict[str, Any]:
-        """Return the check as a section of a configuration."""
-        return {"rtol": self.rtol, "atol": self.atol, "required_matched_ratio": self.ratio, "extra": {}}
 
 
 @dataclass(frozen=True, kw_only=True)

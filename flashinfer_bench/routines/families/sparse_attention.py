@@ -135,7 +135,7 @@ def make_msa(args: Namespace, kind: str) -> Case:
         constants={"COLUMNS": columns, "OUT_DTYPE": out},
         flops=2 * BLOCK * batch * (scored + (not is_proxy) * 2 * args.num_qo_heads * attended),
         unit="fp4" if is_fp4 else "fp16",
-        check=Check() if is_proxy else replace(check, ratio=MATCH if kind == "pipeline" else None),
+        check=Check() if is_proxy else replace(check, required_matched_ratio=MATCH if kind == "pipeline" else None),
         refusals={
             "cudsl": (kind == "decode" and group > 16 and "it has at most 16 query heads for a key head")
             or (not is_proxy and 128 % group and f"{group} query heads for a key head: 128 is no multiple of it")

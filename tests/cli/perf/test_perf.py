@@ -26,7 +26,6 @@ from tests.routines.small import SMALL, ask, read_rows
 
 pytestmark = pytest.mark.cpu
 H200 = Platform("NVIDIA H200", "9.0", {}, frozenset({"flashinfer", "cudnn"}))
-CPU = Platform("a CPU", None, {}, frozenset())
 RMSNORM = "--routine rmsnorm --batch_size 4 --hidden_size 64 --backends torch"
 BMM = "--routine bmm_fp8 --batch_size 2 --m 8 --n 16 --k 64"
 QUICK = ["--num_iters", "2", "--dry_run_iters", "1", "--devices", "cpu"]
@@ -51,12 +50,12 @@ def with_source(content, name="s"):
 
 def test_a_full_disk_leaves_whole_rows_and_is_told_once_a_file(tmp_path, capsys):
     table, lines = tmp_path / "out.csv", tmp_path / "out.jsonl"
-    files = Results([ask(RMSNORM)[0]], Namespace(output_path=str(table), json_path=str(lines)), CPU)
+    files = Results([ask(RMSNORM)[0]], Namespace(output_path=str(table), json_path=str(lines)))
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4000, before[1]))
     try:
         for _ in range(40):
-            files.add(make_row(ask(RMSNORM)[0], "torch", CPU, "failed", "for once"))
+            files.add(make_row(ask(RMSNORM)[0], "torch", "failed", "for once"))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert files.lost == {table, lines}

@@ -14,7 +14,6 @@ from tests.kit.make import make_evaluation
 from tests.routines.small import ask, read_rows
 
 pytestmark = pytest.mark.cpu
-CPU = Platform("a CPU", None, {}, frozenset())
 RMSNORM = "--routine rmsnorm --batch_size 4 --hidden_size 64 --backends torch"
 RECORD = {"method": "cuda_events", "cache_state": "cold", "median_ms": 0.002, "std_ms": 0.0005, "samples": 30}
 SESSION = argparse.Namespace(timeout=9, sandbox="auto", devices=None, json_path=None, output_path=None)
@@ -28,7 +27,7 @@ def row(flags="", status="PASSED", record=RECORD, log=""):
     environment = {"hardware": "NVIDIA H200", "libs": {}}
     extra = {"measurement": record} if record is not None else {}
     evaluation = make_evaluation(status, log=log, latency_ms=0.002, extra=extra, environment=environment)
-    return make_judged(request(flags), "torch", CPU, evaluation, "NVIDIA H200")
+    return make_judged(request(flags), "torch", evaluation, "NVIDIA H200")
 
 
 @pytest.mark.parametrize(
@@ -79,9 +78,9 @@ def test_a_time_that_cannot_be_is_flagged_and_one_of_setup_is_told_beside(tmp_pa
     assert "median time 0.500 ms" in lines[0]
     assert "[INFO] torch: setup takes 2.000 ms before a call; it is not in the time" in lines
     session = argparse.Namespace(output_path=str(tmp_path / "out.csv"), json_path=None)
-    Results([request()], session, CPU).add({**found, "case_tag": "not UTF-8: \udcff"})
+    Results([request()], session).add({**found, "case_tag": "not UTF-8: \udcff"})
     (idle,) = ask(RMSNORM.replace("torch", "cuda"))
-    Results([idle], session, CPU).print_case(idle)  # renames no file, and writes none
+    Results([idle], session).print_case(idle)  # renames no file, and writes none
     (read,) = read_rows(tmp_path / "out.csv")
     assert [read[name] for name in ("median_time", "std_time", "setup_ms", "burst_ms")] == ["0.5", "", "2.0", "2.4"]
     assert (read["flags"], read["case_tag"]) == ("noisy x", "not UTF-8: \\udcff")
@@ -118,7 +117,7 @@ PREFILL = "BatchPrefillWithPagedKVCacheWrapper"
 def test_auto_is_told_by_what_it_stands_for(routine, flags, capability, status, resolved):
     platform = Platform("a GPU", capability, {}, frozenset({"flashinfer"}))
     (asked,) = ask(f"--routine {routine} {AUTO} {flags}", platform)
-    assert make_row(asked, "auto", platform, status)["resolved_backend"] == resolved
+    assert make_row(asked, "auto", status)["resolved_backend"] == resolved
 
 
 @pytest.mark.parametrize(
@@ -131,6 +130,6 @@ def test_auto_is_told_by_what_it_stands_for(routine, flags, capability, status, 
 )
 def test_a_flag_without_effect_is_a_warning(words, said):
     (asked,) = ask(words, Platform("a GPU", "9.0", {}, frozenset({"flashinfer", "cudnn"})))
-    lines = [line for line in introduce(asked, Platform("a GPU", "9.0", {}, frozenset())) if "WARNING" in line]
+    lines = [line for line in introduce(asked) if "WARNING" in line]
     assert len(lines) == len(said)
     assert all(part in line for part, line in zip(said, lines, strict=True))
