@@ -16,20 +16,25 @@ STRETCH = 1 << 27
 """Number of scores that are held in memory at once."""
 
 
-def attend(q, k, v):
-    """Attention of one sequence; q [queries, heads, dqk], k [keys, kv_heads, dqk], v [keys, kv_heads, dvo].
+def multiply(q, k):
+    """Yield stretches of the queries of one sequence: their places, and products [kv_heads, group, queries, keys].
 
-    Causal: the last query sees all keys, the one before it one less.
+    Causal: the last query sees all keys, the one before it one less. An unseen key has the product minus infinity.
     """
-    parts, step = [], max(1, STRETCH // (len(k) * q.shape[1]))
-    for start in range(0, len(q), step):
-        grouped = q[start : start + step].float().unflatten(1, (k.shape[1], -1))
-        scores = torch.einsum("qhgd,khd->hgqk", grouped, k.float()) * SM_SCALE
-        if CAUSAL:
-            hidden = torch.ones_like(scores[0, 0], dtype=torch.bool).triu(start + len(k) - len(q) + 1)
-            scores = scores.masked_fill(hidden, float("-inf"))
-        parts.append(torch.einsum("hgqk,khd->qhgd", scores.softmax(dim=-1), v.float()).flatten(1, 2))
-    return torch.cat(parts)
+    step, key = max(1, STRETCH // (len(k) * q.shape[1])), torch.arange(len(q) - len(k), len(q), device=q.device)
+    for query in torch.arange(len(q), device=q.device).split(step):
+        products = torch.einsum("qhgd,khd->hgqk", q[query].float().unflatten(1, (k.shape[1], -1)), k.float())
+        yield query, products.masked_fill(key > query[:, None], float("-inf")) if CAUSAL else products
+
+
+def mix(products, v):
+    """Add up values with the softmax of the products as weights; v [keys, kv_heads, dvo]."""
+    return torch.einsum("hgqk,khd->qhgd", (products * SM_SCALE).softmax(dim=-1), v.float()).flatten(1, 2)
+
+
+def attend(q, k, v):
+    """Attention of one sequence; q [queries, heads, dqk], k [keys, kv_heads, dqk], v [keys, kv_heads, dvo]."""
+    return torch.cat([mix(products, v) for _, products in multiply(q, k)])
 
 
 def attend_each(q, bounds, caches):

@@ -2,17 +2,15 @@
 
 import torch
 
+from flashinfer_bench.routines.code.attention_torch import CAUSAL, mix, multiply
 from flashinfer_bench.routines.code.formats import by_tiles
 
 S_QO = 4096
 S_KV = 4096
 TOPK = 16
 COLUMNS = 32
-CAUSAL = True
 OUT_DTYPE = "bfloat16"
 PAGE = 128
-STRETCH = 1 << 26
-"""Number of scores that are held in memory at once."""
 
 
 def read(cache, *table):
@@ -22,26 +20,13 @@ def read(cache, *table):
     return cache.float()[table[0].long()].transpose(2, 3).flatten(1, 2)[:, :S_KV]
 
 
-def multiply(q, k):
-    """Yield stretches of queries: the sequence, the rows, and products [heads, group, queries, keys].
-
-    A key that a query does not see has the product minus infinity.
-    """
-    step = max(1, STRETCH // (S_KV * q.shape[1]))
-    key = torch.arange(S_QO - S_KV, S_QO, device=q.device)
-    for at, keys in enumerate(k):
-        for query in torch.arange(S_QO, device=q.device).split(step):
-            rows = query + at * S_QO
-            products = torch.einsum("qhgd,khd->hgqk", q[rows].float().unflatten(1, (keys.shape[1], -1)), keys)
-            yield at, rows, products.masked_fill(key > query[:, None], float("-inf")) if CAUSAL else products
-
-
 def proxy(q, k, *table):
     """Give the largest product of each head, block and query."""
     parts = []
-    for *_, products in multiply(q, read(k, *table)):
-        padded = torch.nn.functional.pad(products, (0, COLUMNS * PAGE - S_KV), value=float("-inf"))
-        parts.append(padded.unflatten(-1, (COLUMNS, PAGE)).amax(-1).flatten(0, 1).mT)
+    for queries, keys in zip(q.split(S_QO), read(k, *table), strict=True):
+        for _, products in multiply(queries, keys):
+            padded = torch.nn.functional.pad(products, (0, COLUMNS * PAGE - S_KV), value=float("-inf"))
+            parts.append(padded.unflatten(-1, (COLUMNS, PAGE)).amax(-1).flatten(0, 1).mT)
     return torch.cat(parts, dim=2)
 
 
@@ -56,15 +41,15 @@ def attend(q, blocks, *caches):
     *whole, table = caches if caches[-1].dtype == torch.int32 else (*caches, None)
     pair = whole if len(whole) > 1 else whole[0].chunk(2, dim=-1)
     k, v = (read(one) if table is None else read(one, table) for one in pair)
-    out = torch.empty(q.shape, dtype=getattr(torch, OUT_DTYPE), device=q.device)
-    for at, rows, products in multiply(q, k):
-        own = blocks[:, rows].long()
-        chosen = torch.zeros(*own.shape[:2], COLUMNS + 1, dtype=torch.bool, device=q.device)
-        chosen.scatter_(2, own.where(own >= 0, COLUMNS), True)
-        kept = chosen[:, None, :, :-1].repeat_interleave(PAGE, dim=-1)[..., :S_KV]
-        shares = (products * PAGE**-0.5).masked_fill(~kept, float("-inf")).softmax(dim=-1)
-        out[rows] = torch.einsum("hgqk,khd->qhgd", shares, v[at]).flatten(1, 2).to(out.dtype)
-    return out
+    parts = []
+    for queries, own_blocks, keys, values in zip(q.split(S_QO), blocks.long().split(S_QO, dim=1), k, v, strict=True):
+        for query, products in multiply(queries, keys):
+            own = own_blocks[:, query]
+            chosen = torch.zeros(*own.shape[:2], COLUMNS + 1, dtype=torch.bool, device=q.device)
+            chosen.scatter_(2, own.where(own >= 0, COLUMNS), True)
+            kept = chosen[:, None, :, :-1].repeat_interleave(PAGE, dim=-1)[..., :S_KV]
+            parts.append(mix(products.masked_fill(~kept, float("-inf")), values))
+    return torch.cat(parts).to(getattr(torch, OUT_DTYPE))
 
 
 def decode(*given):

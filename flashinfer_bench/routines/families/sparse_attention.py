@@ -132,7 +132,7 @@ def make_msa(args: Namespace, kind: str) -> Case:
         if is_proxy
         else {"out": f"{out}[queries num_qo_heads {BLOCK}]"},
         reference="proxy_fp4" if is_fp4 else kind,
-        constants={"COLUMNS": columns, "OUT_DTYPE": out},
+        constants={"COLUMNS": columns, "OUT_DTYPE": out, "SM_SCALE": BLOCK**-0.5},
         flops=2 * BLOCK * batch * (scored + (not is_proxy) * 2 * args.num_qo_heads * attended),
         unit="fp4" if is_fp4 else "fp16",
         check=Check() if is_proxy else replace(check, required_matched_ratio=MATCH if kind == "pipeline" else None),
