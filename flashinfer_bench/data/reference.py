@@ -150,7 +150,7 @@ def _signature_of(function: ast.FunctionDef) -> inspect.Signature:
     """Return a function's parameters. All defaults become None, because their expressions must not be evaluated.
 
     Raises:
-        ValueError: two parameters have the same name.
+        ValueError: two parameters have the same name, or an annotation is nested too deeply.
     """
     nothing, arguments = ast.Constant(None), copy(function.args)
     arguments.defaults = [nothing] * len(arguments.defaults)
@@ -158,6 +158,6 @@ def _signature_of(function: ast.FunctionDef) -> inspect.Signature:
     plain = ast.Expression(ast.Lambda(arguments, nothing))
     try:
         code = compile(ast.fix_missing_locations(plain), "<parameters>", "eval")
-    except SyntaxError as error:
-        raise ValueError(f"not Python: {error.msg}") from error
+    except (SyntaxError, RecursionError) as error:
+        raise ValueError(f"not Python: {getattr(error, 'msg', error)}") from error
     return inspect.signature(eval(code))

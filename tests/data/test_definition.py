@@ -24,6 +24,7 @@ def _faults(**parts):
         ({"axes": {"n": -1}}, "axes.n.const.value", "greater than or equal to 0"),
         ({"inputs": {"x": "float3[n]"}}, "inputs.x.dtype", "did you mean 'float32'"),
         ({"reference": "def run(x): pass\0"}, "reference", "not Python"),
+        ({"reference": f"def run(x: {'+'.join('1' * 2_000)}): pass"}, "reference", "not Python"),
         ({"axes": {"n": None, "m": "k + 1"}}, "axes.m.expression", "there is no axis 'k'"),
         ({"constraints": ["n"] * 300}, "constraints", "at most 256 items"),
         ({"axes": {"n": None, "a": f"min({', '.join(['n'] * 3_000)})"}}, "axes.a.expression", "longer than"),
