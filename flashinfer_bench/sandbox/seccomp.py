@@ -39,11 +39,12 @@ vmsplice                 278      75     refuse
 landlock_create_ruleset  444     444     refuse
 landlock_add_rule        445     445     refuse
 landlock_restrict_self   446     446     refuse
-kill                      62     129     process:0
-tkill                    200     130     process:0
-tgkill                   234     131     process:0
-rt_sigqueueinfo          129     138     process:0
-rt_tgsigqueueinfo        297     240     process:0
+kill                      62     129     resume:1=18 process:0
+tkill                    200     130     resume:1=18 process:0
+tgkill                   234     131     resume:2=18 process:0
+rt_sigqueueinfo          129     138     resume:1=18 process:0
+rt_tgsigqueueinfo        297     240     resume:2=18 process:0
+timer_create             222     107     resume
 pidfd_open               434     434     process:0
 sched_setparam           142     118     process:0
 sched_setscheduler       144     119     process:0
@@ -128,9 +129,10 @@ verdicts apply in a sandbox only: `sealed` fails with EPERM. `missing` fails lik
 libraries use another call. clone3 is missing, because its flags are in memory that a filter cannot read. `own-file` is
 done by the supervisor. `done` reports success without an effect. `attribute` fails like on a file system without
 attributes. `stream` allows only sockets that must connect before they send, so that addresses in send calls have no
-effect. `connect` is refused; for a tool the supervisor connects. `refuse` and `sealed` can be limited to listed values
-of an argument's lower half (`N=`), to all other values (`N!`), or to values with any of the listed bits (`N&`). The
-kernel reads ids and flags from that half."""
+effect. `connect` is refused; for a tool the supervisor connects. `resume` fails with EPERM, except for a tool: signal
+18 (SIGCONT), also of a timer, would resume processes that the session has stopped. `refuse`, `sealed` and `resume`
+can be limited to listed values of an argument's lower half (`N=`), to all other values (`N!`), or to values with any
+of the listed bits (`N&`). The kernel reads ids and flags from that half."""
 MACHINES: Final = {"x86_64": (1, 0xC000003E), "aarch64": (2, 0xC00000B7)}
 """Machine → its column of the table, and its number in the kernel."""
 SECCOMP: Final = {"x86_64": 317, "aarch64": 277}
@@ -231,7 +233,7 @@ def make_program(
     fixed = {"refuse": REFUSE}
     if sandboxed:
         fixed |= {"sealed": REFUSE, "missing": FAIL | errno.ENOSYS, "attribute": FAIL | errno.EOPNOTSUPP}
-        fixed |= {"connect": ask if for_tool else NO_ACCESS}
+        fixed |= {"connect": ask, "resume": ALLOW} if for_tool else {"connect": NO_ACCESS, "resume": REFUSE}
     if sandboxed and not has_own_user:
         fixed |= {"own-file": ask, "done": FAIL}
     program = [

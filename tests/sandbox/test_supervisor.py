@@ -110,7 +110,7 @@ thread = threading.Thread(target=time.sleep, args=(5,), daemon=True); thread.sta
 os.sched_setaffinity(thread.native_id, os.sched_getaffinity(0))
 resource.prlimit(os.getpid(), resource.RLIMIT_CORE, (0, 0))
 signal.signal(signal.SIGUSR1, lambda *_: print("got", flush=True))
-signal.raise_signal(signal.SIGUSR1); os.kill(os.getpid(), signal.SIGUSR1); os.killpg(0, signal.SIGCONT)
+signal.raise_signal(signal.SIGUSR1); os.kill(os.getpid(), signal.SIGUSR1); os.killpg(0, signal.SIGWINCH)
 child = subprocess.Popen(["sleep", "60"], start_new_session=True)
 os.setpriority(os.PRIO_PROCESS, child.pid, os.getpriority(os.PRIO_PROCESS, child.pid) + 1)
 os.close(os.pidfd_open(child.pid))
