@@ -145,9 +145,10 @@ class GpuModeProblem:
         parts = [self.order_back(name, value) for name, value in zip(self.form["outputs"], outputs, strict=True)]
         try:
             answer = check(data, _pytree.tree_unflatten(parts, self.result))
-        except (ArithmeticError, AssertionError, LookupError, RuntimeError, TypeError, ValueError) as error:
-            if isinstance(error, RuntimeError) and str(error).startswith("CUDA"):
-                raise  # the outputs are not to blame for errors of the device
+        except Exception as error:  # a check can have a mistake that only wrong outputs reach
+            is_of_device = isinstance(error, RuntimeError) and str(error).startswith("CUDA")
+            if is_of_device or isinstance(error, MemoryError):
+                raise  # the outputs are not to blame
             return f"check_implementation raises {type(error).__name__}: {error}"
         is_right, message = answer if isinstance(answer, tuple) else (not answer, answer)
         if is_right and self.has_nan(outputs) and not self.has_nan(self.run(*_copy.deepcopy(values))):
