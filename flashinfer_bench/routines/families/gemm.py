@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -103,21 +103,37 @@ def _tiles(args: Namespace, dtype: str, block: int, batch: int = 1) -> dict[str,
     }
 
 
+def _multiply(args: Namespace, a: str, b: str, inputs: Mapping[str, Any], **more: Any) -> Case:
+    """Return the case of a [m, k] times the transpose of b [n, k], or of a batch of such products in a `bmm_…` routine.
+
+    Args:
+        args: the flags.
+        a: dtype of the first factor.
+        b: dtype of the second factor.
+        inputs: the inputs after the factors.
+        more: further fields of the case.
+    """
+    batch, count = ("batch_size ", args.batch_size) if args.routine.startswith("bmm") else ("", 1)
+    return Case(
+        inputs={"a": f"{a}[{batch}m k]", "b": f"{b}[{batch}n k]", **inputs},
+        outputs={"out": f"{args.out_dtype}[{batch}m n]"},
+        flops=count * args.m * args.n * (2 * args.k + ("bias" in inputs)),
+        **more,
+    )
+
+
 def make_bf16(args: Namespace) -> Case:
     """Make a case of bfloat16 products, batched or with a bias for each column."""
     is_batched, is_tiny = args.routine.startswith("bmm"), args.routine.startswith("tiny")
-    batch, count = ("batch_size ", args.batch_size) if is_batched else ("", 1)
     bias = {"bias": "bfloat16[n]"} if args.bias and not is_batched else {}
     narrow = args.out_dtype != "bfloat16" and ONLY_BF16
     plain = (bias or args.enable_pdl) and not is_batched and "it takes neither --bias nor --enable_pdl"
     arguments = ("a", "b", "out", *bias)
-    return Case(
+    return _multiply(
+        *(args, "bfloat16", "bfloat16", bias),
         op_type="gemm",
-        inputs={"a": f"bfloat16[{batch}m k]", "b": f"bfloat16[{batch}n k]", **bias},
-        outputs={"out": f"{args.out_dtype}[{batch}m n]"},
         reference="mm_bf16" if is_tiny else "",
         call=direct("flashinfer.gemm.tinygemm_bf16", *arguments, use_pdl=args.enable_pdl) if is_tiny else "",
-        flops=count * args.m * args.n * (2 * args.k + len(bias)),
         unit="fp16",
         check=_check(args, 1.0, error=BF16_ERROR),
         refusals={
@@ -134,11 +150,9 @@ def make_mm_fp8(args: Namespace) -> Case:
     require(args.batch_size == 1, f"--batch_size {args.batch_size}: mm_fp8 has one product")
     kinds = (args.input_dtype, args.mat2_dtype, args.out_dtype)
     fits = kinds == ("fp8_e4m3", "fp8_e4m3", "bfloat16")
-    return Case(
+    return _multiply(
+        *(args, DTYPES[kinds[0]], DTYPES[kinds[1]], {"alpha": floats([ALPHA])}),
         op_type="gemm",
-        inputs={"a": f"{DTYPES[kinds[0]]}[m k]", "b": f"{DTYPES[kinds[1]]}[n k]", "alpha": floats([ALPHA])},
-        outputs={"out": f"{args.out_dtype}[m n]"},
-        flops=2 * args.m * args.n * args.k,
         unit="fp8",
         check=_check(args, ALPHA),
         refusals=dict.fromkeys(LOW_LATENCY, _not_multiple(args, n=32, k=128) if fits else "it maps e4m3 to bfloat16"),
@@ -148,19 +162,12 @@ def make_mm_fp8(args: Namespace) -> Case:
 def make_mxfp8(args: Namespace) -> Case:
     """Make a case of fp8 products, batched or not. The scale of each block of 32 is a power of two."""
     split(args, "k", 32)
-    is_batched = args.routine.startswith("bmm")
-    batch, count = ("batch_size ", args.batch_size) if is_batched else ("", 1)
+    count = args.batch_size if args.routine.startswith("bmm") else 1
     small = min(args.n, args.k) < 128 and "--n and --k must be at least 128"
     narrow = args.out_dtype != "bfloat16" and ONLY_BF16
-    return Case(
+    return _multiply(
+        *(args, "float8_e4m3fn", "float8_e4m3fn", _tiles(args, "float8_e8m0fnu", 32, count)),
         op_type="lowbit",
-        inputs={
-            "a": f"float8_e4m3fn[{batch}m k]",
-            "b": f"float8_e4m3fn[{batch}n k]",
-            **_tiles(args, "float8_e8m0fnu", 32, count),
-        },
-        outputs={"out": f"{args.out_dtype}[{batch}m n]"},
-        flops=2 * count * args.m * args.n * args.k,
         unit="fp8",
         check=_check(args, 1.0),
         refusals={
@@ -174,17 +181,10 @@ def make_mxfp8(args: Namespace) -> Case:
 def make_mm_bf16_fp4(args: Namespace) -> Case:
     """Make a case of bfloat16 times 4-bit floats with blocks of 16."""
     split(args, "k", 16)
-    refusal = _not_multiple(args, n=64)
-    return Case(
+    refusal, scale = _not_multiple(args, n=64), _tiles(args, "float8_e4m3fn", 16)["b_scale"]
+    return _multiply(
+        *(args, "bfloat16", "float4_e2m1", {"b_scale": scale, "alpha": floats([ALPHA])}),
         op_type="lowbit",
-        inputs={
-            "a": "bfloat16[m k]",
-            "b": "float4_e2m1[n k]",
-            "b_scale": _tiles(args, "float8_e4m3fn", 16)["b_scale"],
-            "alpha": floats([ALPHA]),
-        },
-        outputs={"out": f"{args.out_dtype}[m n]"},
-        flops=2 * args.m * args.n * args.k,
         unit="fp16",
         check=_check(args, ALPHA * math.sqrt(E2M1_VARIANCE), error=BF16_ERROR),
         refusals={"cudnn": refusal, "cute-dsl": refusal or (args.out_dtype != "bfloat16" and ONLY_BF16)},
@@ -234,16 +234,9 @@ def make_bmm_fp8(args: Namespace) -> Case:
         refusals = dict.fromkeys(BMM, "e5m2 times e5m2 is not supported")
     uneven = _not_multiple(args, m=16, n=16, k=16)
     refusals["cute-dsl"] = "both matrices must have one dtype" if first != second else uneven
-    return Case(
+    return _multiply(
+        *(args, first, second, dict.fromkeys(("a_scale", "b_scale"), "float32[]")),
         op_type="gemm",
-        inputs={
-            "a": f"{first}[batch_size m k]",
-            "b": f"{second}[batch_size n k]",
-            "a_scale": "float32[]",
-            "b_scale": "float32[]",
-        },
-        outputs={"out": f"{args.out_dtype}[batch_size m n]"},
-        flops=2 * args.batch_size * args.m * args.n * args.k,
         unit="fp8",
         check=_check(args, 1.0),
         refusals=refusals,
@@ -256,13 +249,10 @@ def make_mm_fp4(args: Namespace) -> Case:
     split(args, "k", 2 * block)
     refusal = "" if args.use_nvfp4 else "mxfp4 is not supported"
     narrow = args.out_dtype != "bfloat16" and ONLY_BF16
-    tiles = _tiles(args, scale, block)
-    return Case(
+    return _multiply(
+        *(args, "float4_e2m1", "float4_e2m1", {**_tiles(args, scale, block), "alpha": floats([ALPHA])}),
         op_type="lowbit",
-        inputs={"a": "float4_e2m1[m k]", "b": "float4_e2m1[n k]", **tiles, "alpha": floats([ALPHA])},
-        outputs={"out": f"{args.out_dtype}[m n]"},
         constants={"BLOCK": block},
-        flops=2 * args.m * args.n * args.k,
         unit="fp4",
         check=_check(args, ALPHA * E2M1_VARIANCE, 1.0),
         refusals={
