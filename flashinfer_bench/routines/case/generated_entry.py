@@ -114,8 +114,8 @@ def _solution(routine: Routine, case: Case, definition: Definition, backend: str
             taken = [*case.inputs, *(case.outputs if is_dps else ())]
             text = CALL.format(", ".join(taken), "" if is_dps else "return ", call)
         else:
-            file, own = f"{routine.family}_flashinfer", f"{case.function}_{backend.replace('-', '_')}"
-            function = own if own in top_level(file) else case.function
+            file, own = f"{routine.family}_flashinfer", f"{case.reference}_{backend.replace('-', '_')}"
+            function = own if own in top_level(file) else case.reference
             text, is_dps = extract_source(
                 file, function, {**case.constants, "BACKEND": backend}, case.inputs, case.outputs
             )

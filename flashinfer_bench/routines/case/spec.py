@@ -153,10 +153,8 @@ class Case:
     outputs: Mapping[str, Any]
     """Name → `Tensor`, or a text with dtype and shape, such as "float16[batch_size 2 hidden_size]"."""
     reference: str = ""
-    """Name of the function in `*_torch`; empty for the routine's name."""
-    function: str = ""
-    """Name of the function in `*_flashinfer`; empty for `reference`. A function with the backend as a suffix takes
-    precedence."""
+    """Name of the function in `*_torch` and in `*_flashinfer`; empty for the routine's name. In `*_flashinfer`, a
+    function with the backend as a suffix takes precedence."""
     constants: Mapping[str, Any] = field(default_factory=dict)
     """Name of a constant in both modules → value. BACKEND is the backend's name. Each flag also gives a constant, with
     the flag's name in capitals."""
@@ -239,7 +237,6 @@ class Routine:
             axes={**filled, **case.axes},
             constants={**{flag.name.upper(): value for flag, value in given.items()}, **case.constants},
             reference=case.reference or self.name,
-            function=case.function or case.reference or self.name,
             refusals={**absent, **{backend: why for backend, why in case.refusals.items() if why}},
         )
 

@@ -40,7 +40,7 @@ def attend(q, k, v):
 def attend_each(q, bounds, caches):
     """Attention of several sequences, one after the other; the bounds of each in `q`, and its keys and values."""
     parts = [attend(q[start:end], *cache) for (start, end), cache in zip(pairwise(bounds), caches, strict=True)]
-    return torch.cat(parts).to(q.dtype)
+    return torch.cat(parts).to(getattr(torch, OUT_DTYPE))
 
 
 def pages_of(cache, block_tables, kv_lens):
@@ -82,31 +82,11 @@ def mla(q, *paged):
     return out.unflatten(0, q.shape[:2])
 
 
-def convert(attention, q, *rest):
-    """Attention whose outputs have another dtype than the queries."""
-    return attention(q.float(), *rest).to(getattr(torch, OUT_DTYPE))
-
-
-def decode_converted(*given):
-    """One query a sequence over a paged cache."""
-    return convert(decode, *given)
-
-
-def paged_converted(*given):
-    """Several queries a sequence over a paged cache."""
-    return convert(paged, *given)
-
-
-def ragged_converted(*given):
-    """Queries, keys and values of several sequences, one after the other."""
-    return convert(ragged, *given)
-
-
 def decode_nvfp4(q, kv_cache, kv_scale, *lists):
     """One query a sequence over a paged cache of 4-bit floats, with scales of blocks and one factor."""
-    return convert(decode, q, by_rows(kv_cache, kv_scale) * FACTOR, *lists)
+    return decode(q, by_rows(kv_cache, kv_scale) * FACTOR, *lists)
 
 
 def paged_nvfp4(q, kv_cache, kv_scale, *lists):
     """Several queries a sequence over such a cache."""
-    return convert(paged, q, by_rows(kv_cache, kv_scale) * FACTOR, *lists)
+    return paged(q, by_rows(kv_cache, kv_scale) * FACTOR, *lists)

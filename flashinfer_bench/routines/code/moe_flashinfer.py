@@ -147,6 +147,10 @@ def fp4_block_scale(routing_logits, hidden_states, *rest, bias, first, first_sca
     return done[0] if isinstance(done, (list, tuple)) else done
 
 
+fp4_block_scale_mx_setup = fp4_block_scale_setup
+fp4_block_scale_mx = fp4_block_scale
+
+
 def cutlass(tokens, layers, scales, out, input_scales=None):
     """cutlass_fused_moe; tokens with their experts and factors, weights of both layers, scales of all."""
     call(

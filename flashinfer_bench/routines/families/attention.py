@@ -232,14 +232,12 @@ def make_attention(args: Namespace, kind: str) -> Case:
     require(is_varied is not False or not args.random_actual_seq_len, "--mla_is_var_seq false: lengths are random")
     given = {"is_var_seq": is_varied, "cute_dsl_impl": impl}
     check = make_check(fewest, max(keys), q if is_fp4 else kv, qk * scale**2)
-    reference = kind if out == q else f"{kind}_converted"
     return Case(
         op_type=op_type,
         axes={"queries": sum(queries), "keys": sum(keys), "head_dim": qk, "head_dim_vo": vo},
         inputs={"q": f"{q}[{rows}]", **caches, **lists},
         outputs={"out": f"{out}[{rows.rpartition(' ')[0]} {last}]"},
-        reference=f"{kind}_nvfp4" if is_fp4 else reference,
-        function=f"{kind}_nvfp4" if is_fp4 else kind,
+        reference=f"{kind}_nvfp4" if is_fp4 else kind,
         constants={
             "SM_SCALE": scale,
             "CAUSAL": bool(args.causal) and kind != "decode",

@@ -268,7 +268,6 @@ def make_routed(args: Namespace, name: str) -> Case:
         },
         outputs={"out": "bfloat16[num_tokens hidden_size]"},
         reference=name,
-        function=name.removesuffix("_mx"),
         constants={
             "GATED_ACT": activation.lower(),
             **({"BLOCK": 32} if is_mx else {}),
