@@ -84,9 +84,9 @@ def mla(q, *paged):
 
 def decode_nvfp4(q, kv_cache, kv_scale, *lists):
     """One query a sequence over a paged cache of 4-bit floats, with scales of blocks and one factor."""
-    return decode(q, by_rows(kv_cache, kv_scale) * FACTOR, *lists)
+    return decode(q, by_rows(kv_cache, kv_scale, FACTOR), *lists)
 
 
 def paged_nvfp4(q, kv_cache, kv_scale, *lists):
     """Several queries a sequence over such a cache."""
-    return paged(q, by_rows(kv_cache, kv_scale) * FACTOR, *lists)
+    return paged(q, by_rows(kv_cache, kv_scale, FACTOR), *lists)

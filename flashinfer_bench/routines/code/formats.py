@@ -38,17 +38,17 @@ def scale_blocks(values, block, limit, is_power=False):
     return torch.where(factor[..., None] > 0, blocks / factor[..., None], 0.0).flatten(-2), stored
 
 
-def by_rows(packed, scale):
-    """Scale 4-bit floats, the low half of a byte first: one factor for each block of a row; float32."""
+def by_rows(packed, scale, factor=1):
+    """Scale 4-bit floats, the low half of a byte first: a factor for each block of a row, and one for all; float32."""
     table = torch.tensor(E2M1_VALUES, dtype=torch.float32, device=packed.device)
     raw = packed.view(torch.uint8).int()
     values = table[torch.stack((raw & 0xF, raw >> 4), dim=-1)].flatten(-2)
-    return values * scale.float().repeat_interleave(BLOCK, dim=-1)
+    return values * scale.float().repeat_interleave(BLOCK, dim=-1) * factor
 
 
 def by_tiles(packed, scale, factor=1):
     """Scale 4-bit floats: one factor for each block of a row, the scales in tiles, and one for all; float32."""
-    return by_rows(packed, from_tiles(scale, packed.shape[0], packed.shape[1] * 2 // BLOCK)) * factor
+    return by_rows(packed, from_tiles(scale, packed.shape[0], packed.shape[1] * 2 // BLOCK), factor)
 
 
 def by_columns(values, scale, tile=128):

@@ -22,10 +22,8 @@ FP4_MODE = "nvfp4"
 METHODS = {"renormalize": 1, "deepseek_v3": 2, "llama4": 3, "renormalize_naive": 4}
 LOCAL_EXPERT_OFFSET = 0
 NUM_TOKENS = 1024
-GATED_ACT = "swiglu"
-ACTIVATION = {"swiglu": 3, "geglu": 4}[GATED_ACT]
 ACTIVATION_TYPE = "Swiglu"
-IDS = {"Swiglu": 3, "Relu2": 6, "GegluTanh": 8}
+ACTIVATION = {"Swiglu": 3, "Geglu": 4, "Relu2": 6, "GegluTanh": 8}[ACTIVATION_TYPE]
 B12X_NAMES = {"Swiglu": "silu", "Relu2": "relu2", "GegluTanh": "gelu_tanh"}
 B12X_QUANT_MODE = "nvfp4"
 USE_FUNCTIONAL_API = False
@@ -218,7 +216,7 @@ def as_layers(weights, has_gate):
 def cute_dsl_layer(local):
     """Give the call of experts, made once, since the library keeps what it tuned for one object."""
     options = {"num_local_experts": local, "local_expert_offset": LOCAL_EXPERT_OFFSET}
-    options["activation_type"] = IDS[ACTIVATION_TYPE]
+    options["activation_type"] = ACTIVATION
     if USE_FUNCTIONAL_API:
         return partial(flashinfer.cute_dsl_fused_moe_nvfp4, num_experts=NUM_EXPERTS, top_k=TOP_K, **options)
     return flashinfer.CuteDslMoEWrapper(NUM_EXPERTS, TOP_K, HIDDEN_SIZE, INTERMEDIATE_SIZE, **options).run

@@ -13,7 +13,6 @@ TOPK_GROUP = None
 ROUTED_SCALING_FACTOR = 2.5
 ROUTING_METHOD = "deepseek_v3"
 LOCAL_EXPERT_OFFSET = 0
-GATED_ACT = "swiglu"
 USE_ROUTING_SCALES_ON_INPUT = False
 ACTIVATION_TYPE = "Swiglu"
 
@@ -40,11 +39,13 @@ def route_in_groups(scores, bias):
     return found, weights / (weights.sum(dim=-1, keepdim=True) + 1e-20) * ROUTED_SCALING_FACTOR
 
 
-def activate(both, linear_factor=1, gate_factor=1):
-    """Multiply the first half by the activated second half."""
-    linear, gate = both.chunk(2, dim=-1)
-    gate = gate * gate_factor
-    act = torch.nn.functional.gelu(gate, approximate="tanh") if GATED_ACT == "geglu" else torch.nn.functional.silu(gate)
+def activate(first, linear_factor=1, gate_factor=1):
+    """Multiply the first half by the activated second half. Relu2 has no gate, and activates all."""
+    if ACTIVATION_TYPE == "Relu2":
+        return first.relu().square()
+    linear, gate = first.chunk(2, dim=-1)
+    gate, gelu = gate * gate_factor, ACTIVATION_TYPE.startswith("Geglu")
+    act = torch.nn.functional.gelu(gate, approximate="tanh") if gelu else torch.nn.functional.silu(gate)
     return act * (linear * linear_factor)
 
 
@@ -121,25 +122,9 @@ def cutlass_nvfp4_quantised(hidden_states, hidden_states_scale, *rest):
     return cutlass_nvfp4(by_tiles(hidden_states, hidden_states_scale), *rest)
 
 
-def apply_activation(first):
-    """Apply ACTIVATION_TYPE: to the second half, which is the gate of the first half, or to all if there is no gate."""
-    if ACTIVATION_TYPE == "Relu2":
-        return first.relu().square()
-    linear, gate = first.chunk(2, dim=-1)
-    gelu = torch.nn.functional.gelu(gate, approximate="tanh")
-    return linear * (gelu if ACTIVATION_TYPE == "GegluTanh" else torch.nn.functional.silu(gate))
-
-
 def b12x_fused_moe(hidden_states, token_selected_experts, token_final_factors, *weights):
     """nvfp4 experts: for each product the codes, the scales of blocks, and a factor of each expert."""
-    x, out = hidden_states.float(), torch.zeros_like(hidden_states, dtype=torch.float32)
-    for local in range(len(weights[0])):
-        token, place = (token_selected_experts == local + LOCAL_EXPERT_OFFSET).nonzero(as_tuple=True)
-        w1, scale1, factor1, w2, scale2, factor2 = [part[local] for part in weights]
-        inner = apply_activation(x[token] @ by_rows(w1, scale1).T * factor1)
-        share = token_final_factors[token, place, None] * factor2
-        out.index_add_(0, token, inner @ by_rows(w2, scale2).T * share)
-    return out.bfloat16()
+    return mix(hidden_states, token_selected_experts, token_final_factors, weights, by_rows).bfloat16()
 
 
 def cute_dsl_fp4_block_scale_moe(hidden_states, hidden_states_scale, *rest):

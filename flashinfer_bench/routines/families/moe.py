@@ -269,7 +269,7 @@ def make_routed(args: Namespace, name: str) -> Case:
         outputs={"out": "bfloat16[num_tokens hidden_size]"},
         reference=name,
         constants={
-            "GATED_ACT": activation.lower(),
+            "ACTIVATION_TYPE": activation,
             **({"BLOCK": 32} if is_mx else {}),
             "USE_ROUTING_SCALES_ON_INPUT": args.use_routing_scales_on_input and name == "fp8_per_tensor",
         },
@@ -334,7 +334,7 @@ def make_cutlass(args: Namespace) -> Case:
         outputs={"out": f"{out if variant == 'base' else 'bfloat16'}[num_tokens hidden_size]"},
         reference=f"cutlass_{variant}{'_quantised' if is_quantised else ''}",
         constants={
-            "GATED_ACT": activation.lower(),
+            "ACTIVATION_TYPE": activation,
             "LOCAL_EXPERT_OFFSET": first,
             "USE_ROUTING_SCALES_ON_INPUT": False,
         },
@@ -376,7 +376,7 @@ def make_prerouted(args: Namespace) -> Case:
         axes={"local_experts": local},
         inputs={**x, "token_selected_experts": stored(chosen), "token_final_factors": floats(weights), **layers},
         outputs={"out": "bfloat16[num_tokens hidden_size]"},
-        constants={"ACTIVATION_TYPE": activation},
+        constants={"ACTIVATION_TYPE": activation, "USE_ROUTING_SCALES_ON_INPUT": False},
         flops=(6 if has_gate else 4) * len(here) * h * i,
         unit=unit,
         check=check_experts(unit, args.top_k, scaling),
