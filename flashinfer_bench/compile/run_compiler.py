@@ -39,10 +39,7 @@ def answer(order: dict[str, Any]) -> dict[str, Any]:
         resource.RLIMIT_FSIZE: order["file_bytes"],
         resource.RLIMIT_CORE: 0,
     }
-    for limit, value in limits.items():
-        hard = resource.getrlimit(limit)[1]
-        wanted = value if hard == resource.RLIM_INFINITY else min(value, hard)
-        resource.setrlimit(limit, (wanted, wanted))
+    process_tree.limit_resources(limits)
     log, start = BoundedLog(head_bytes=HEAD_BYTES, tail_bytes=TAIL_BYTES), time.monotonic()
     with subprocess.Popen(
         order["argv"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT

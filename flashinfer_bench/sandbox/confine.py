@@ -25,7 +25,7 @@ from typing import Any, Final
 
 from flashinfer_bench.sandbox import landlock
 from flashinfer_bench.sandbox.namespaces import enter_own_network, seal_proc
-from flashinfer_bench.sandbox.process_tree import PR_SET_NO_NEW_PRIVS, die_with_parent, prctl
+from flashinfer_bench.sandbox.process_tree import PR_SET_NO_NEW_PRIVS, die_with_parent, limit_resources, prctl
 from flashinfer_bench.sandbox.seccomp import install_filter
 
 PLAIN_DEVICES: Final = ("null", "zero", "full", "random", "urandom")
@@ -152,9 +152,7 @@ def set_limits(most_tasks: int | None) -> None:
     limits = {resource.RLIMIT_CORE: 0, resource.RLIMIT_FSIZE: MOST_FILE_BYTES, resource.RLIMIT_NOFILE: MOST_DESCRIPTORS}
     if most_tasks is not None:
         limits[resource.RLIMIT_NPROC] = most_tasks
-    for limit, wanted in limits.items():
-        allowed = [value for value in (*resource.getrlimit(limit), wanted) if value != resource.RLIM_INFINITY]
-        resource.setrlimit(limit, (min(allowed), min(allowed)))
+    limit_resources(limits)
 
 
 def drop_capabilities(kept: int | None = CAP_DAC_OVERRIDE) -> bool:

@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import Final
 
-from flashinfer_bench.sandbox.process_tree import PR_SET_NO_NEW_PRIVS, prctl, system_call
+from flashinfer_bench.sandbox.process_tree import PR_SET_NO_NEW_PRIVS, checked, prctl, system_call
 
 CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446
 GET_VERSION, RULE_PATH_BENEATH = 1, 1
@@ -113,12 +113,14 @@ def _enter(rules: Iterable[tuple[str, int]], files: int, network: int, scopes: i
     while words[-1] == 0:
         words.pop()  # an older kernel accepts only a shorter structure
     attributes = struct.pack(f"{len(words)}Q", *words)
-    ruleset = _check(system_call(CREATE_RULESET, attributes, ctypes.c_size_t(len(attributes)), 0), "a ruleset")
+    ruleset = checked(
+        system_call(CREATE_RULESET, attributes, ctypes.c_size_t(len(attributes)), 0), "a Landlock ruleset"
+    )
     try:
         for path, rights in rules:
             with suppress(FileNotFoundError, NotADirectoryError, PermissionError):
                 _add_rule(ruleset, path, rights & files)
-        _check(system_call(RESTRICT_SELF, ruleset, 0), "entering a domain")
+        checked(system_call(RESTRICT_SELF, ruleset, 0), "entering a Landlock domain")
     finally:
         os.close(ruleset)
 
@@ -129,13 +131,6 @@ def _add_rule(ruleset: int, path: str, rights: int) -> None:
         if not stat.S_ISDIR(os.fstat(fd).st_mode):
             rights &= ON_ONE_FILE
         rule = struct.pack("=Qi", rights, fd)
-        _check(system_call(ADD_RULE, ruleset, RULE_PATH_BENEATH, rule, 0), f"a rule for {path}")
+        checked(system_call(ADD_RULE, ruleset, RULE_PATH_BENEATH, rule, 0), f"a Landlock rule for {path}")
     finally:
         os.close(fd)
-
-
-def _check(result: int, what: str) -> int:
-    if result < 0:
-        number = ctypes.get_errno()
-        raise OSError(number, f"Landlock, {what}: {os.strerror(number)}")
-    return result

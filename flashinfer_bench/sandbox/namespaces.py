@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from flashinfer_bench.sandbox.process_tree import in_child, show_memory
+from flashinfer_bench.sandbox.process_tree import checked, in_child, show_memory
 
 CLONE_NEWNS, CLONE_NEWUSER, CLONE_NEWNET = 0x00020000, 0x10000000, 0x40000000
 GET_FLAGS, SET_FLAGS, IS_UP = 0x8913, 0x8914, 1
@@ -71,7 +71,5 @@ def _unshare(flags: int) -> bool:
 
 
 def _mount(source: str | None, target: str, flags: int) -> None:
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.mount(None if source is None else source.encode(), target.encode(), None, ctypes.c_ulong(flags), None) != 0:
-        number = ctypes.get_errno()
-        raise OSError(number, f"mount of {target}: {os.strerror(number)}")
+    libc, origin = ctypes.CDLL(None, use_errno=True), None if source is None else source.encode()
+    checked(libc.mount(origin, target.encode(), None, ctypes.c_ulong(flags), None), f"mount of {target}")

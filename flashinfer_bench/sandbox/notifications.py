@@ -23,7 +23,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from flashinfer_bench.sandbox.process_tree import ancestors, process_table, system_call
+from flashinfer_bench.sandbox.process_tree import ancestors, checked, process_table, system_call
 from flashinfer_bench.sandbox.seccomp import MACHINES, read_calls
 
 QUESTION: Final = struct.Struct("=QIIiIQ6Q")
@@ -167,9 +167,9 @@ def connect_socket(arguments: Sequence[int], pid: int) -> None:
         raise OSError(errno.EFAULT, "memory")
     status = Path(f"/proc/{pid}/status").read_bytes()  # the process name in it can have any bytes except a line feed
     process = int(status.partition(b"\nTgid:")[2].split(None, 1)[0])
-    pidfd = _check(system_call(PIDFD_OPEN, process, 0))
+    pidfd = checked(system_call(PIDFD_OPEN, process, 0), "pidfd_open")
     try:
-        fd = _check(system_call(PIDFD_GETFD, pidfd, ctypes.c_uint(arguments[0] & 0xFFFFFFFF), 0))
+        fd = checked(system_call(PIDFD_GETFD, pidfd, ctypes.c_uint(arguments[0] & 0xFFFFFFFF), 0), "pidfd_getfd")
     finally:
         os.close(pidfd)
     try:
@@ -182,7 +182,7 @@ def connect_socket(arguments: Sequence[int], pid: int) -> None:
             is_inside = address[2:3] == b"\0"  # abstract names begin with a zero byte
         if not is_inside or struct.unpack_from("=H", address)[0] != family:
             raise PermissionError(errno.EACCES, "the machine's services")
-        _check(ctypes.CDLL(None, use_errno=True).connect(fd, address, ctypes.c_uint(size)))
+        checked(ctypes.CDLL(None, use_errno=True).connect(fd, address, ctypes.c_uint(size)), "connect")
     finally:
         os.close(fd)
 
@@ -198,9 +198,3 @@ def read_memory(pid: int, address: int, size: int) -> bytes:
         if data:
             return data
     raise OSError(errno.EFAULT, "memory")
-
-
-def _check(result: int) -> int:
-    if result < 0:
-        raise OSError(ctypes.get_errno(), "call")
-    return result

@@ -1,4 +1,4 @@
-"""Process trees on Linux: prctl, descendants, their memory, and ending them.
+"""Process trees on Linux: prctl, limits, descendants, their memory, and ending them.
 
 A supervisor ends its worker with all descendants (`end_descendants`). If the supervisor cannot, the session does it
 (`end_tree`). Without /proc or prctl these functions find nothing and do nothing.
@@ -9,10 +9,11 @@ from __future__ import annotations
 import ctypes
 import os
 import re
+import resource
 import signal
 import time
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -32,6 +33,18 @@ def prctl(option: int, value: int) -> bool:
         return bool(ctypes.CDLL(None).prctl(option, ctypes.c_ulong(value), 0, 0, 0) == 0)
     except (OSError, AttributeError):
         return False
+
+
+def checked(result: int, what: str) -> int:
+    """Return the result of a system call.
+
+    Raises:
+        OSError: the call has failed.
+    """
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{what}: {os.strerror(number)}")
+    return result
 
 
 def system_call(number: int, *arguments: Any) -> int:
@@ -57,6 +70,13 @@ def die_with_parent(signal_number: int) -> None:
 def adopt_orphans() -> None:
     """Become the parent of every descendant whose own parent ends."""
     prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+
+def limit_resources(limits: Mapping[int, int]) -> None:
+    """Limit resources of this process and its children. A lower limit stays."""
+    for limit, wanted in limits.items():
+        allowed = [value for value in (*resource.getrlimit(limit), wanted) if value != resource.RLIM_INFINITY]
+        resource.setrlimit(limit, (min(allowed), min(allowed)))
 
 
 def hide_memory() -> None:
@@ -88,24 +108,24 @@ class Process(NamedTuple):
     parent: int
     group: int
     session: int
+    ticks: int
+    """Processor time in clock ticks."""
 
 
 def read_process(pid: int) -> Process | None:
     """Read a process from proc(5)'s stat; None if it has ended. The id may be a thread's id."""
     try:
-        state, *numbers = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(") ")[2].split()[:4]
-    except (OSError, ValueError):
+        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(") ")[2].split()
+        parent, group, session, user_ticks, system_ticks = (int(fields[at]) for at in (1, 2, 3, 11, 12))
+    except (OSError, ValueError, IndexError):
         return None
-    return Process(state, *map(int, numbers))
+    return Process(fields[0], parent, group, session, user_ticks + system_ticks)
 
 
 def cpu_ticks(pid: int) -> int:
     """Return the processor time of a process in clock ticks; 0 if it has ended."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(") ")[2].split()
-    except OSError:
-        return 0
-    return int(fields[11]) + int(fields[12])
+    process = read_process(pid)
+    return 0 if process is None else process.ticks
 
 
 def catches(pid: int, number: int) -> bool:
@@ -150,12 +170,6 @@ def descendants(root: int) -> list[int]:
     return found
 
 
-def session_members(sessions: Iterable[int]) -> dict[int, dict[int, str]]:
-    """Return for each session: pid → state of its processes."""
-    table = process_table().items()
-    return {wanted: {pid: one.state for pid, one in table if one.session == wanted} for wanted in sessions}
-
-
 def count_tasks() -> int:
     """Return the number of threads on the machine, including other users and containers."""
     with suppress(OSError, ValueError, IndexError):
@@ -166,7 +180,7 @@ def count_tasks() -> int:
 def kill_session(session: int) -> None:
     """Kill every process of a session, including processes in other groups, such as ninja's compilers."""
     for _ in range(KILL_ROUNDS):  # a process may start another during the search
-        alive = [pid for pid, state in session_members([session])[session].items() if state != "Z"]
+        alive = [pid for pid, one in process_table().items() if one.session == session and one.state != "Z"]
         if not alive:
             return
         _kill(alive)
@@ -179,7 +193,7 @@ def reap() -> tuple[list[tuple[int, int]], bool]:
         while len(found) < MOST_REAPED:
             pid, status = os.waitpid(-1, os.WNOHANG)
             if pid == 0:
-                return found, True
+                break
             found.append((pid, status))
         return found, True
     return found, False
@@ -262,10 +276,8 @@ def _kill(pids: Iterable[int]) -> None:
 def await_children(limit_s: float) -> None:
     """Wait until this process has no more children, or the limit has passed."""
     deadline = time.monotonic() + limit_s
-    with suppress(ChildProcessError):
-        while time.monotonic() < deadline:
-            os.waitpid(-1, os.WNOHANG)
-            time.sleep(KILL_POLL_S)
+    while time.monotonic() < deadline and reap()[1]:
+        time.sleep(KILL_POLL_S)
 
 
 class Memory(NamedTuple):
