@@ -14,11 +14,12 @@ import logging
 import random
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
 from math import inf
 from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn
 from urllib.parse import quote
+
+from pydantic import BaseModel, ConfigDict
 
 from flashinfer_bench.base.install import install_hint
 from flashinfer_bench.data import Definition, Solution, Trace, Workload
@@ -62,9 +63,10 @@ class RequestRefused(UsageError):
         self.reason: Final = reason
 
 
-@dataclass(frozen=True)
-class TaskReport:
+class TaskReport(BaseModel):
     """A task, as the server returned it."""
+
+    model_config = ConfigDict(frozen=True)
 
     task_id: str
     status: str
@@ -171,7 +173,9 @@ class Client:
 
     def task(self, task_id: str, timeout_s: float = 0.0) -> TaskReport:
         """Return a task. With a timeout, wait for the end of the task; the server may shorten the timeout."""
-        return _to_report(self._read("GET", f"/tasks/{task_id}", wait_s=timeout_s, params={"timeout": timeout_s}))
+        return TaskReport.model_validate(
+            self._read("GET", f"/tasks/{task_id}", wait_s=timeout_s, params={"timeout": timeout_s})
+        )
 
     def wait(self, task_id: str, timeout_s: float | None = None) -> TaskReport:
         """Wait for the end of a task and return it.
@@ -218,16 +222,18 @@ class Client:
     def batch(self, task_ids: Iterable[str], timeout_s: float = 0.0) -> list[TaskReport]:
         """Return several tasks; with a timeout, wait until all of them are over."""
         body = {"task_ids": list(task_ids), "timeout": timeout_s}
-        return list(map(_to_report, self._read("POST", "/tasks/batch", wait_s=timeout_s, json=body)["tasks"]))
+        return list(
+            map(TaskReport.model_validate, self._read("POST", "/tasks/batch", wait_s=timeout_s, json=body)["tasks"])
+        )
 
     def tasks(self, submitter: str | None = None) -> list[TaskReport]:
         """Return the latest tasks without their traces, of one submitter or of all."""
         asked = {} if submitter is None else {"submitter": submitter}
-        return list(map(_to_report, self._read("GET", "/tasks", params=asked)["tasks"]))
+        return list(map(TaskReport.model_validate, self._read("GET", "/tasks", params=asked)["tasks"]))
 
     def cancel(self, task_id: str) -> TaskReport:
         """Cancel a task. Its recorded verdicts stay."""
-        return _to_report(self._read("DELETE", f"/tasks/{task_id}"))
+        return TaskReport.model_validate(self._read("DELETE", f"/tasks/{task_id}"))
 
     def events(self, task_id: str) -> Iterator[dict[str, Any]]:
         """Yield the events of a task: each verdict, then the end of the task.
@@ -313,10 +319,3 @@ class Client:
         if answer.status_code >= 500 or answer.status_code in RETRY_STATUSES:
             raise ServerFault(f"{self.url} cannot serve this ({answer.status_code}): {reason}")
         raise RequestRefused(answer.status_code, reason)
-
-
-def _to_report(document: Mapping[str, Any]) -> TaskReport:
-    traces = tuple(Trace.model_validate(one) for one in document.get("traces") or ())
-    given: dict[str, Any] = {key: str(document[key]) for key in ("task_id", "status", "definition", "solution")}
-    given |= {key: document[key] for key in ("error", "submitter", "tasks_ahead") if key in document}
-    return TaskReport(**given, traces=traces)
