@@ -135,8 +135,7 @@ class SlotActor:
 
     def why_not_built(self, solutions: Iterable[Solution]) -> list[str | None]:
         """Return why this node cannot build each solution; None if it can."""
-        known, languages = (self._toolchain, self._capabilities), self._metadata.languages
-        return [languages.get(one.spec.language.value) or why_not_buildable(one, *known) for one in solutions]
+        return [why_not_buildable(one, self._toolchain, self._capabilities) for one in solutions]
 
     def expect(self, solutions: Sequence[Solution]) -> None:
         """Build solutions of the next batch while this batch runs. Do nothing on a CPU slot, because builds would
