@@ -14,8 +14,8 @@ from __future__ import annotations
 import importlib
 import select
 import socket
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import replace
@@ -24,7 +24,7 @@ from typing import Final
 
 from flashinfer_bench.base.host import usable_cores, usable_memory
 from flashinfer_bench.compile.artifact import Artifact, BuildFailure, BuildRecipe, BuildTarget, Built, StepLimits
-from flashinfer_bench.compile.building import GIB, Build, Compilers, Outcome
+from flashinfer_bench.compile.building import GIB, Build, Compilers
 from flashinfer_bench.compile.cache import ArtifactCache, size_limit
 from flashinfer_bench.compile.toolchain import Toolchain, find_toolchain
 from flashinfer_bench.data import Solution
@@ -88,7 +88,8 @@ class BuildPool:
         self._compilers = Compilers(self.jobs, limits or StepLimits(BUILD_LIMIT_S, int(memory)))
         self._built: dict[str, Built] = {}
         """Digest of a compiled solution → its artifact or error."""
-        self._running: dict[Future[Outcome], Build] = {}
+        self._building: dict[str, Future[Built]] = {}
+        """Digest of a compiled solution → its artifact or error, once its build has ended."""
         self._headers: set[str] = set()
         """Digests of the headers that this build pool has precompiled, or tried to."""
         self._threads = ThreadPoolExecutor(self.jobs, "build")
@@ -103,7 +104,7 @@ class BuildPool:
     def __exit__(self, *exc_info: object) -> None:
         self._compilers.cancel()
         self._threads.shutdown(cancel_futures=True)
-        self._running = {}
+        self._building.clear()
         self._woken.close()
         self._wake.close()
         self._in_use.close()
@@ -113,15 +114,7 @@ class BuildPool:
     @property
     def open_builds(self) -> int:
         """Number of solutions still to be built."""
-        return sum(build.solution is not None for build in self._running.values())
-
-    def hold(self) -> None:
-        """Start no further compiler until `release`, because a measurement needs the cores."""
-        self._compilers.allow(start=False)
-
-    def release(self) -> None:
-        """Let compilers start again."""
-        self._compilers.allow(start=True)
+        return len(self._building)
 
     def wakers(self) -> list[socket.socket]:
         """Return the sockets to wait on. When one is readable, call `poll`."""
@@ -129,37 +122,33 @@ class BuildPool:
 
     def add(self, solutions: Iterable[Solution]) -> None:
         """Take solutions. Solutions in the cache are ready at once. All other solutions are queued."""
-        known = {build.solution.digest() for build in self._running.values() if build.solution is not None}
-        new: list[Build] = []
+        new: dict[str, Build] = {}
         for solution in solutions:
             digest = solution.digest()
-            if not is_compiled(solution) or digest in known or digest in self._built:
+            if not is_compiled(solution) or digest in {**new, **self._building, **self._built}:
                 continue
             build = self._make(solution)
-            if isinstance(build, Built):
-                self._built[digest] = build
-            elif (result := build.find()) is not None:
-                self._keep(build, result)
-            else:
-                known.add(digest)
-                new.append(build)
-        new.sort(key=lambda build: -build.recipe.guessed_seconds)
-        for build in [*self._precompile(new), *new[-1:], *new[:-1]]:
-            future = self._threads.submit(build.run)
-            self._running[future] = build
+            result = build if isinstance(build, Built) else build.find()
+            if result is not None:
+                self._built[digest] = result
+            elif isinstance(build, Build):
+                new[digest] = build
+        self._precompile(new.values())
+        longest_first = sorted(new.items(), key=lambda item: -item[1].recipe.guessed_seconds)
+        for digest, build in (*longest_first[-1:], *longest_first[:-1]):
+            self._building[digest] = future = self._threads.submit(build.run)
             future.add_done_callback(self._tell)
 
-    def _precompile(self, builds: Sequence[Build]) -> list[Build]:
-        """Return new builds, which precompile the headers that many of these builds share."""
-        headers = [build.recipe.header for build in builds if build.recipe.header is not None]
-        counts = Counter(header.digest for header in headers)
-        wanted = {
-            header.digest: Build(None, header, self._cache, self._compilers)
-            for header in headers
-            if counts[header.digest] - self.jobs >= LEAST_BUILDS and header.digest not in self._headers
-        }
-        self._headers.update(wanted)
-        return list(wanted.values())
+    def _precompile(self, builds: Iterable[Build]) -> None:
+        """Precompile the headers that many of these new builds share."""
+        sharing = defaultdict[str, list[Build]](list)
+        for build in builds:
+            if build.recipe.header is not None:
+                sharing[build.recipe.header.digest].append(build.of_header(build.recipe.header))
+        for digest, headers in sharing.items():
+            if len(headers) - self.jobs >= LEAST_BUILDS and digest not in self._headers:
+                self._headers.add(digest)
+                self._threads.submit(headers[0].run)
 
     def forget(self, solution: Solution) -> None:
         """Forget the outcome of a solution; the cache still has it."""
@@ -174,14 +163,14 @@ class BuildPool:
         if is_compiled(solution):
             return replace(self._built[solution.digest()], solution=solution)  # solutions may have the same sources
         build = self._make(solution)
-        return build if isinstance(build, Built) else describe(solution, build, build.run())
+        return build if isinstance(build, Built) else build.run()
 
     def poll(self) -> None:
         """Take the builds that ended. Never waits for a compiler."""
         with suppress(BlockingIOError):
             self._woken.recv(1 << 12)
-        for future in [future for future in self._running if future.done()]:
-            self._keep(self._running.pop(future), future.result())
+        for digest in [digest for digest, future in self._building.items() if future.done()]:
+            self._built[digest] = self._building.pop(digest).result()
 
     def build_all(self, solutions: Iterable[Solution]) -> Iterator[Built]:
         """Build solutions. Yield each solution with its artifact or error as soon as its build has ended. Ready
@@ -211,20 +200,10 @@ class BuildPool:
             return Built(solution, None, failure, 0.0, was_cached=False)
         return Build(solution, recipe, self._cache, self._compilers)
 
-    def _keep(self, build: Build, outcome: Outcome) -> None:
-        if build.solution is not None:
-            self._built[build.solution.digest()] = describe(build.solution, build, outcome)
-
 
 def is_compiled(solution: Solution) -> bool:
     """Return whether building a solution starts compilers."""
     return solution.spec.language.record.is_compiled
-
-
-def describe(solution: Solution, build: Build, outcome: Outcome) -> Built:
-    """Return a build with its artifact or its error."""
-    artifact, error = (outcome, None) if isinstance(outcome, Artifact) else (None, outcome)
-    return Built(solution, artifact, error, build.seconds, build.was_cached)
 
 
 def build_solution(solution: Solution, root: Path, *, target: BuildTarget | None = None) -> Artifact:

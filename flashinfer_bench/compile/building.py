@@ -6,7 +6,7 @@ the files that they have read, and publishes the products. Sources that compile 
 with the failure.
 
 `Compilers` limits the number of parallel compilers of a build pool, each in a process of its own (`run_compiler.py`).
-Any other thread may hold further compilers back, or cancel all of them.
+Any other thread may cancel all of them.
 
 No macro hides a file from the list of files that a compiler has read. If the kernel has Landlock, the compiler cannot
 read other files at all.
@@ -24,6 +24,7 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -41,6 +42,7 @@ from flashinfer_bench.compile.artifact import (
     BuildFailure,
     BuildRecipe,
     BuildStep,
+    Built,
     Stages,
     StepLimits,
     StepReport,
@@ -77,8 +79,6 @@ REMEMBERED: Final = (
     "It did not compile before, so it was not compiled again; `flashinfer-bench cache clear --failed` forgets that."
 )
 
-Outcome = Artifact | BuildFailure | BuildFault
-
 
 class Compilers:
     """The compilers of a build pool.
@@ -90,25 +90,17 @@ class Compilers:
 
     def __init__(self, most: int, limits: StepLimits) -> None:
         self.limits: Final = limits
-        self._most = most
-        self._changed = threading.Condition()
+        self._cores = threading.Semaphore(most)
+        self._lock = threading.Lock()
         self._running: set[Isolated] = set()
-        self._may_start = True
         self._is_cancelled = False
-
-    def allow(self, *, start: bool) -> None:
-        """Allow compilers to start, or forbid new ones."""
-        with self._changed:
-            self._may_start = start
-            self._changed.notify_all()
 
     def cancel(self) -> None:
         """Kill all compilers, and start no more."""
-        with self._changed:
+        with self._lock:
             self._is_cancelled = True
             for process in self._running:
                 process.signal(signal.SIGKILL)
-            self._changed.notify_all()
 
     def check(self) -> None:
         """Raise BuildFault if the compilers were cancelled."""
@@ -136,7 +128,7 @@ class Compilers:
         }
         environment = {name: value for name in PASSED_ON if (value := os.environ.get(name))}
         environment |= {"LANG": "C.UTF-8", "LC_ALL": "C.UTF-8", "HOME": private, "TMPDIR": private}
-        with self._start(request, environment, folder / "src") as process:
+        with self._cores, self._start(request, environment, folder / "src") as process:
             try:
                 return StepReport(step.name, **process.wait(limits.seconds))
             except IsolatedFailure as failure:
@@ -148,56 +140,54 @@ class Compilers:
 
     @contextmanager
     def _start(self, request: object, environment: dict[str, str], folder: Path) -> Iterator[Isolated]:
-        with self._changed:
-            self._changed.wait_for(self._is_free)
+        with self._lock:
             self.check()
             process = Isolated(RUNNER, request, environment=environment, folder=folder)
             self._running.add(process)
         try:
             yield process
         finally:
-            with self._changed:
+            with self._lock:
                 process.end()
                 self._running.discard(process)
-                self._changed.notify_all()
-
-    def _is_free(self) -> bool:
-        return self._is_cancelled or (self._may_start and len(self._running) < self._most)
 
 
 class Build:
     """One build. A finished build holds neither lock nor process.
 
     Args:
-        solution: the solution; None for a precompiled header.
+        solution: the solution. For a precompiled header: a solution that includes the header.
         cache: the cache for the artifact. The caller keeps the cache in use (`ArtifactCache.used`).
     """
 
-    def __init__(
-        self, solution: Solution | None, recipe: BuildRecipe, cache: ArtifactCache, compilers: Compilers
-    ) -> None:
+    def __init__(self, solution: Solution, recipe: BuildRecipe, cache: ArtifactCache, compilers: Compilers) -> None:
         self.solution = solution
         self.recipe = recipe
-        self.was_cached = False
-        self.seconds = 0.0
-        """Seconds of its compilers. For an artifact from the cache: seconds of the build that made it."""
+        self._is_header = recipe.kind == "header"
+        self._name = recipe.entry if self._is_header else solution.name
+        self._seconds = 0.0
+        """Seconds of its compilers."""
         self._cache = cache
         self._compilers = compilers
         self._folder = Path()
 
-    def run(self) -> Outcome:
+    def of_header(self, recipe: BuildRecipe) -> Build:
+        """Return the build of a precompiled header."""
+        return Build(self.solution, recipe, self._cache, self._compilers)
+
+    def run(self) -> Built:
         """Find the artifact, or build it."""
         limit_s = LOCK_LIMIT_S if self.recipe.stages else USUAL_LIMIT_S
         try:
             with self._cache.building(self.recipe.digest, limit_s, self._compilers.check):
                 return self.find() or self._make()
         except (BuildFailure, BuildFault) as error:
-            return error.with_traceback(None)
+            return self._fail(error.with_traceback(None))
         except OSError as error:
             advice = "; free some, or clear the cache" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
-            return BuildFault(f"solution {self._name} cannot be built here: {error}{advice}")
+            return self._fail(BuildFault(f"solution {self._name} cannot be built here: {error}{advice}"))
 
-    def find(self) -> Artifact | BuildFailure | None:
+    def find(self) -> Built | None:
         """Return the outcome in the cache; None if the cache has none, or if its files were changed."""
         recipe = self.recipe
         sources = {} if recipe.stages else recipe.sources
@@ -205,13 +195,11 @@ class Build:
         manifest = self._cache.read(recipe.digest, known)
         if manifest is None or (manifest.failure is None and set(manifest.files) != set(recipe.products)):
             return None
-        self.was_cached = True
         if manifest.failure is not None:
-            return BuildFailure(f"{manifest.failure}\n{REMEMBERED}")
-        self.seconds = manifest.build_seconds
-        return self._finish(manifest)
+            return Built(self.solution, None, BuildFailure(f"{manifest.failure}\n{REMEMBERED}"), 0.0, was_cached=True)
+        return replace(self._finish(manifest), was_cached=True)
 
-    def _make(self) -> Artifact | BuildFailure:
+    def _make(self) -> Built:
         recipe = self.recipe
         with self._cache.staging(recipe.digest) as self._folder:
             artifact = self._folder / "artifact"
@@ -227,15 +215,15 @@ class Build:
             manifest = Manifest(
                 kind=recipe.kind,
                 entry=recipe.entry,
-                language=self.solution.spec.language.value if self.solution else "c++ header",
+                language="c++ header" if self._is_header else self.solution.spec.language.value,
                 solution=self._name,
-                build_seconds=self.seconds,
+                build_seconds=self._seconds,
                 files={} if failure else {path: digest_file(artifact / FILES / path) for path in recipe.products},
                 made_from=dict(recipe.made_from),
                 failure=failure,
             )
             self._cache.publish(recipe.digest, artifact, manifest)
-        return BuildFailure(failure) if failure is not None else self._finish(manifest)
+        return self._finish(manifest) if failure is None else self._fail(BuildFailure(failure))
 
     def _compile(self) -> str | None:
         """Run the compilers, and check the files that they have read; return a failure to store in the cache.
@@ -260,11 +248,12 @@ class Build:
         as a file of the header, compilers could read the source instead, so the build does not use the header."""
         if self.recipe.header is None:
             return ()
-        result = Build(None, self.recipe.header, self._cache, self._compilers).find()
-        if not isinstance(result, Artifact):
+        result = self.of_header(self.recipe.header).find()
+        if result is None or result.artifact is None:
             return ()
-        names = {Path(path).name for path in read_list(result.directory / READ_LIST)}
-        return () if any(Path(path).name in names for path in self.recipe.sources) else (result.directory,)
+        folder = result.artifact.directory
+        names = {Path(path).name for path in read_list(folder / READ_LIST)}
+        return () if any(Path(path).name in names for path in self.recipe.sources) else (folder,)
 
     def _run(self, stages: Stages, header: tuple[Path, ...] = ()) -> StepReport | None:
         """Run all steps; return the first failed step."""
@@ -276,7 +265,7 @@ class Build:
         for stage in stages:
             with ThreadPoolExecutor(len(stage)) as pool:
                 reports = list(pool.map(run, stage))
-            self.seconds += sum(report.seconds for report in reports)
+            self._seconds += sum(report.seconds for report in reports)
             for report in reports:
                 if report.code != 0:
                     return report
@@ -319,19 +308,19 @@ class Build:
             return message
         raise BuildFailure(message)
 
-    @property
-    def _name(self) -> str:
-        return self.solution.name if self.solution else self.recipe.entry
+    def _fail(self, error: BuildFailure | BuildFault) -> Built:
+        return Built(self.solution, None, error, self._seconds, was_cached=False)
 
-    def _finish(self, manifest: Manifest) -> Artifact | BuildFailure:
+    def _finish(self, manifest: Manifest) -> Built:
         """Return the artifact, if the entry function is in it."""
-        recipe = self.recipe
+        recipe, error = self.recipe, None
         files = self._cache.folder_of(recipe.digest) / FILES
         if recipe.needs_symbol is not None:
             content = read_whole(files / recipe.entry, MOST_FILE_BYTES)
             if f"\0{recipe.needs_symbol}\0".encode() not in content:
-                return BuildFailure(f"error: {recipe.lacks_symbol}")
-        return Artifact(files, recipe.entry, recipe.symbol, recipe.kind, tuple(manifest.files.items()))
+                error = BuildFailure(f"error: {recipe.lacks_symbol}")
+        artifact = Artifact(files, recipe.entry, recipe.symbol, recipe.kind, tuple(manifest.files.items()))
+        return Built(self.solution, None if error else artifact, error, manifest.build_seconds, was_cached=False)
 
 
 def is_full(folder: Path) -> bool:

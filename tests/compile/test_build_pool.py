@@ -11,7 +11,7 @@ import pytest
 from flashinfer_bench.compile import BuildPool, find_toolchain
 from flashinfer_bench.compile.cache import ArtifactCache
 from tests.compile.conftest import is_quiet, wait_for
-from tests.kit.native import EXPORT, make_native, pretend_compiler, processes_in, until_there
+from tests.kit.native import EXPORT, make_native, pretend_compiler, processes_in
 
 TOOLCHAIN = find_toolchain()
 pytestmark = pytest.mark.skipif(TOOLCHAIN.cxx is None or TOOLCHAIN.tvm_ffi is None, reason="needs g++ and tvm-ffi")
@@ -112,21 +112,3 @@ def test_kill_9_during_a_build_ends_the_compilers_and_leaves_no_trusted_files(tm
     build_all(tmp_path, [make_native()])
     assert not (cache / "staging").exists()
     assert not ArtifactCache(cache).verify()
-
-
-def test_a_held_farm_lets_compilers_end_and_starts_no_more(tmp_path):
-    cache, go = tmp_path / "cache", tmp_path / "go"
-    with BuildPool(cache, jobs=2, toolchain=pretend_compiler(tmp_path, action=until_there(go))) as build_pool:
-        build_pool.add([make_native()])
-        assert wait_for(lambda: processes_in(cache))
-        build_pool.hold()
-        go.touch()
-        build_pool.add([make_sized(10)])
-        assert is_quiet(cache)
-        build_pool.poll()
-        assert build_pool.open_builds == 2
-        build_pool.release()
-        while build_pool.open_builds:
-            build_pool.wait()
-            build_pool.poll()
-        assert build_pool.built(make_native()).artifact
