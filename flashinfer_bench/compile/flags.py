@@ -11,7 +11,6 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Final
 
@@ -70,8 +69,8 @@ TWO_WORDS: Final = re.compile(
     r"--?(std|maxrregcount|threads|split-compile|diag-suppress|default-stream|rdc)"
 )
 """Flags of nvcc whose value may be the next word."""
-KINDS: Final = {"cflags": ("cxx", CXX_FLAGS), "cuda_cflags": ("nvcc", NVCC_FLAGS), "ld_flags": ("link", LINK_FLAGS)}
-"""Field of a solution's options → the field of `Flags` that it becomes, and patterns of the allowed flags."""
+ALLOWED: Final = {"cflags": CXX_FLAGS, "cuda_cflags": NVCC_FLAGS, "ld_flags": LINK_FLAGS}
+"""Field of a solution's options → patterns of the allowed flags."""
 FORWARDED: Final = {
     "-Xcompiler": ("-Xcompiler", CXX_FLAGS),
     "--compiler-options": ("-Xcompiler", CXX_FLAGS),
@@ -84,17 +83,8 @@ THREADS: Final = re.compile(r"(-flto=|-flto-jobs=|--?(?:threads|split-compile|t)
 """Flags by which one compiler uses several cores: a flag, and the number of cores. The number is set to one."""
 
 
-@dataclass(frozen=True)
-class Flags:
-    """A solution's flags, checked and split into words."""
-
-    cxx: tuple[str, ...] = ()
-    nvcc: tuple[str, ...] = ()
-    link: tuple[str, ...] = ()
-
-
-def check_flags(options: CompileOptions | None, readable: Sequence[Path]) -> Flags:
-    """Return a solution's flags as words for the compilers.
+def check_flags(options: CompileOptions | None, readable: Sequence[Path]) -> CompileOptions:
+    """Return a solution's flags as words for the compilers, one word an entry.
 
     Args:
         readable: folders outside the sources that a flag may name: the toolkit's, a package's.
@@ -102,31 +92,27 @@ def check_flags(options: CompileOptions | None, readable: Sequence[Path]) -> Fla
     Raises:
         BuildFailure: flags are not allowed. The message names the first refused flag of each list, with its location.
     """
-    if options is None:
-        return Flags()
-    refused: list[str] = []
-    checked: dict[str, tuple[str, ...]] = {}
-    for name, (kind, patterns) in KINDS.items():
+    refused, checked = "", dict[str, list[str]]()
+    for name, patterns in ALLOWED.items() if options is not None else ():
         try:
             words = [word for entry in getattr(options, name) for word in shlex.split(entry)]
-            checked[kind] = tuple(_check(kind, patterns, iter(words), readable))
+            checked[name] = list(_check(name, patterns, iter(words), readable))
         except (_Refused, ValueError) as error:
-            refused.append(f"compile_options.{name}: {error}\n")
+            refused += f"compile_options.{name}: {error}\n"
     if refused:
-        result = "".join(refused)
-        raise BuildFailure(f"{result}Flags that may read or write outside the build are refused; see docs/building.md")
-    return Flags(**checked)
+        raise BuildFailure(f"{refused}Flags that may read or write outside the build are refused; see docs/building.md")
+    return CompileOptions.model_validate(checked)
 
 
 class _Refused(Exception):
     """A flag is not allowed."""
 
 
-def _check(kind: str, patterns: Sequence[str], words: Iterator[str], readable: Sequence[Path]) -> Iterator[str]:
+def _check(field: str, patterns: Sequence[str], words: Iterator[str], readable: Sequence[Path]) -> Iterator[str]:
     """Yield the words of one list for its tool, each flag in its usual spelling."""
     for word in words:
         name, separator, text = word.partition("=")
-        flag = next((flag for flag in (LINKED if kind == "link" else SHARED) if word.startswith(flag)), "")
+        flag = next((flag for flag in (LINKED if field == "ld_flags" else SHARED) if word.startswith(flag)), "")
         if flag:
             text = word.removeprefix(flag) or _value(flag, words)
             if flag in ("-D", "-U") and (not MACRO.fullmatch(text) or FILE_AFTER_COMMA.search(text)):
@@ -135,7 +121,7 @@ def _check(kind: str, patterns: Sequence[str], words: Iterator[str], readable: S
                 raise _Refused(f"-l {text!r} is no name of a library")
             text = _path(flag, text, readable) if flag in ("-I", "-isystem", "-L") else text
             yield from [flag, text] if flag == "-isystem" else [f"{flag}{text}"]
-        elif kind == "nvcc" and name in FORWARDED:
+        elif field == "cuda_cflags" and name in FORWARDED:
             flag, allowed = FORWARDED[name]
             value = text if separator else _value(name, words)
             items = [item for item in re.split(r",(?=-)|\s+", value) if item]
@@ -143,11 +129,11 @@ def _check(kind: str, patterns: Sequence[str], words: Iterator[str], readable: S
             if wrong or not items:
                 raise _Refused(f"{name} {', '.join(map(repr, wrong)) or repr(value)} is not allowed")
             yield from (part for item in items for part in (flag, _on_one_core(item)))
-        elif kind == "link" and (result := RPATH.fullmatch(word)):
+        elif field == "ld_flags" and (result := RPATH.fullmatch(word)):
             _path("-rpath", result[1], readable)
             yield word
         else:
-            whole = f"{word}={_value(word, words)}" if kind == "nvcc" and TWO_WORDS.fullmatch(word) else word
+            whole = f"{word}={_value(word, words)}" if field == "cuda_cflags" and TWO_WORDS.fullmatch(word) else word
             if not _matches(whole, patterns):
                 raise _Refused(f"{whole!r} is not allowed")
             yield _on_one_core(whole)

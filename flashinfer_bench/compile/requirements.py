@@ -94,7 +94,7 @@ def is_installed(package: str) -> bool:
     """Return whether a Python package is installed. Only its parents are imported."""
     try:
         return importlib.util.find_spec(package) is not None
-    except ModuleNotFoundError:  # a parent is missing
+    except (ImportError, ValueError):  # a parent is missing, or a loaded module has no spec
         return False
 
 
@@ -155,7 +155,7 @@ def _why_wrong_architecture(
     solution: Solution, cuda: CudaToolkit, capabilities: Sequence[tuple[int, int]]
 ) -> str | None:
     try:
-        chosen = chosen_targets(check_flags(solution.spec.compile_options, [cuda.home]).nvcc)
+        chosen = chosen_targets(check_flags(solution.spec.compile_options, [cuda.home]).cuda_cflags)
     except BuildFailure:
         return None  # the build reports the error of its flags
     unfit = [one for one in capabilities if chosen and not any(runs_on(name, one) for name in chosen)]
@@ -294,11 +294,7 @@ def installed_version(distribution: str) -> str | None:
     try:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
-        module = MODULES.get(distribution, distribution.replace("-", "_"))
-    try:
-        return "" if importlib.util.find_spec(module) is not None else None
-    except (ImportError, ValueError):
-        return None
+        return "" if is_installed(MODULES.get(distribution, distribution.replace("-", "_"))) else None
 
 
 def _has_header(toolchain: Toolchain, header: str) -> bool:

@@ -16,16 +16,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 CXX_NAMES: Final = ("g++", "c++", "clang++")
 DRIVER_FOLDERS: Final = ("/usr/local/nvidia/lib64", "/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu")
 """Folders that may have the driver's libcuda.so if the toolkit has no stub of it."""
 OF_PACKAGES: Final = ("include", "lib", "bin")
 """Folders of NVIDIA's pip packages."""
-TORCH_FOLDERS: Final = ("include", "include/torch/csrc/api/include")
-OLDEST_TORCH_STANDARD: Final = 17
-"""The C++ standard for torch's headers if its own extension builder names none."""
+MODULE: Final = "solution"
+"""Name of the library of a solution and, with torch's binding, of the extension module."""
 
 
 @dataclass(frozen=True)
@@ -66,22 +65,31 @@ class CudaToolkit:
 
 
 @dataclass(frozen=True)
-class BindingFiles:
-    """The files of the package that a binding needs: apache-tvm-ffi, or torch."""
+class Binding:
+    """One way to make a library callable from Python, with the installed package that it needs."""
 
+    kind: Literal["tvm-ffi", "torch"]
     home: Path
+    """Folder of the package."""
     version: str
-    folders: tuple[str, ...]
-    """Folders of its headers, below `home`."""
+    """Version of the package."""
+    includes: tuple[Path, ...]
+    """Folders of the package's headers."""
+    macros: tuple[str, ...]
+    libraries: tuple[str, ...]
+    exports: str
+    """Symbol that the library exports; {0} stands for the entry function."""
+    lacks: str
+    """The change that the author must make if the symbol is missing."""
+    main_header: str
+    """The header that solutions with this binding include."""
+    cuda_libraries: tuple[str, ...] = ()
+    """Further libraries of solutions in CUDA."""
     standard: int = 17
-    """The C++ standard that its headers need."""
-    has_new_abi: bool = True
-    """Whether the package was compiled with libstdc++'s C++11 ABI."""
-    has_cuda: bool = False
-
-    def includes(self) -> list[Path]:
-        """Return the folders of its headers."""
-        return [self.home / folder for folder in self.folders]
+    """The C++ standard that the headers need."""
+    nvcc_macros: tuple[str, ...] = ()
+    gcc_flags: tuple[str, ...] = ()
+    """Flags that make g++ faster; no other compiler gets them."""
 
 
 @dataclass(frozen=True)
@@ -90,8 +98,8 @@ class Toolchain:
 
     cxx: Compiler | None
     cuda: CudaToolkit | None
-    tvm_ffi: BindingFiles | None
-    torch: BindingFiles | None
+    tvm_ffi: Binding | None
+    torch: Binding | None
     python_include: Path | None
     """The folder with Python.h."""
     nvidia_packages: tuple[Path, ...] = ()
@@ -108,7 +116,7 @@ def find_toolchain(environment: Mapping[str, str] = os.environ) -> Toolchain:
         cxx=find_cxx(environment),
         cuda=find_cuda(environment),
         tvm_ffi=find_tvm_ffi(),
-        torch=find_torch(),
+        torch=find_torch(find_package("torch")),
         python_include=include if (include / "Python.h").is_file() else None,
         nvidia_packages=tuple(one for one in packages if any((one / name).is_dir() for name in OF_PACKAGES)),
     )
@@ -158,29 +166,60 @@ def find_package(name: str) -> Path | None:
     return Path(folders[0]) if folders else None
 
 
-def find_tvm_ffi() -> BindingFiles | None:
-    """Return apache-tvm-ffi's files."""
+def find_tvm_ffi() -> Binding | None:
+    """Return the binding of apache-tvm-ffi."""
     home = find_package("tvm_ffi")
     if home is None or not (home / "include" / "tvm" / "ffi" / "function.h").is_file():
         return None
-    return BindingFiles(home, _version("apache-tvm-ffi"), ("include", "3rdparty/dlpack/include"))
+    return Binding(
+        kind="tvm-ffi",
+        home=home,
+        version=_version("apache-tvm-ffi"),
+        includes=(home / "include", home / "3rdparty" / "dlpack" / "include"),
+        macros=("-DTVM_FFI_DLL_EXPORT_INCLUDE_METADATA=1",),  # tells the worker the number of arguments
+        libraries=("-ltvm_ffi",),
+        exports="__tvm_ffi_{0}",
+        lacks="no function {0!r} is exported; export it with TVM_FFI_DLL_EXPORT_TYPED_FUNC({0}, your_function)",
+        main_header="tvm/ffi/tvm_ffi.h",
+    )
 
 
-def find_torch() -> BindingFiles | None:
-    """Return torch's files, and the C++ standard and ABI that they need."""
-    home = find_package("torch")
+def find_torch(home: Path | None) -> Binding | None:
+    """Return the binding of the torch in a folder, with the C++ standard and the ABI that it needs."""
     if home is None or not (home / "include" / "torch" / "extension.h").is_file():
         return None
     settings = home / "share" / "cmake" / "Torch" / "TorchConfig.cmake"  # names the ABI, up to about torch 2.6
     loader = home / "utils" / "cpp_extension.py"
     asked = re.search(r"-std=c\+\+(\d+)", loader.read_text(encoding="utf-8")) if loader.is_file() else None
-    return BindingFiles(
+    has_old_abi = settings.is_file() and b"_GLIBCXX_USE_CXX11_ABI=0" in settings.read_bytes()
+    # The CUDA headers in a CPU build of torch include a header that the build lacks. The last macro skips the include.
+    has_cuda = (home / "lib" / "libc10_cuda.so").is_file()
+    no_cuda = () if has_cuda else ("-DC10_CUDA_NO_CMAKE_CONFIGURE_FILE",)
+    return Binding(
+        kind="torch",
         home=home,
         version=_version("torch"),
-        folders=TORCH_FOLDERS,
-        standard=int(asked[1]) if asked else OLDEST_TORCH_STANDARD,
-        has_new_abi=not (settings.is_file() and b"_GLIBCXX_USE_CXX11_ABI=0" in settings.read_bytes()),
-        has_cuda=(home / "lib" / "libc10_cuda.so").is_file(),
+        includes=(home / "include", home / "include" / "torch" / "csrc" / "api" / "include"),
+        macros=(
+            f"-DTORCH_EXTENSION_NAME={MODULE}",
+            "-DTORCH_API_INCLUDE_EXTENSION_H",
+            f"-D_GLIBCXX_USE_CXX11_ABI={int(not has_old_abi)}",
+            *no_cuda,
+        ),
+        libraries=("-lc10", "-ltorch_cpu", "-ltorch", "-ltorch_python"),
+        cuda_libraries=("-lc10_cuda", "-ltorch_cuda") if has_cuda else (),
+        exports=f"PyInit_{MODULE}",
+        lacks="no module is defined; bind with PYBIND11_MODULE(TORCH_EXTENSION_NAME, m)",
+        main_header="torch/extension.h",
+        standard=int(asked[1]) if asked else 17,
+        # The same macros as in torch's own extension builder, which existing solutions expect.
+        nvcc_macros=tuple(
+            f"-D__CUDA_NO_{name}__"
+            for name in ("HALF_OPERATORS", "HALF_CONVERSIONS", "BFLOAT16_CONVERSIONS", "HALF2_OPERATORS")
+        ),
+        # Without the first flag, g++ optimises all virtual functions of torch's headers before it drops them. Without
+        # the second, g++ collects garbage more often, which frees little memory.
+        gcc_flags=("-fno-devirtualize", "--param=ggc-min-expand=200"),
     )
 
 

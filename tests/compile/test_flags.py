@@ -50,8 +50,7 @@ HARMFUL = """
 
 
 def check(kind, *entries):
-    flags = check_flags(CompileOptions(**{kind: list(entries)}), [TOOLKIT])
-    return [*flags.cxx, *flags.nvcc, *flags.link]
+    return getattr(check_flags(CompileOptions(**{kind: list(entries)}), [TOOLKIT]), kind)
 
 
 @pytest.mark.parametrize("kind", SAME)

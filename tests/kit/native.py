@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from flashinfer_bench.compile import Toolchain, find_toolchain
-from flashinfer_bench.compile.toolchain import TORCH_FOLDERS, BindingFiles, find_cxx
+from flashinfer_bench.compile.toolchain import find_cxx, find_torch
 from flashinfer_bench.data.solution import Solution
 from tests.kit.make import make_solution
 
@@ -53,11 +53,6 @@ def pretend_compiler(folder: Path, *, action: str = "") -> Toolchain:
     return toolchain_of(script)
 
 
-def until_there(path: Path) -> str:
-    """Return a line of shell that waits for a file."""
-    return f"while [ ! -e '{path}' ]; do sleep 0.02; done"
-
-
 def toolchain_of(script: Path) -> Toolchain:
     """Return this machine's toolchain with another C++ compiler."""
     return replace(find_toolchain(), cxx=find_cxx({"CXX": str(script), "PATH": os.environ["PATH"]}))
@@ -92,5 +87,4 @@ def pretend_torch(folder: Path, header: str, parts: Mapping[str, str] | None = N
     (home / "lib").mkdir()
     for name in ("c10", "torch_cpu", "torch", "torch_python"):
         (home / "lib" / f"lib{name}.so").write_text("/* a linker script */\n", encoding="utf-8")
-    files = BindingFiles(home, "1.0", TORCH_FOLDERS)
-    return replace(find_toolchain(), torch=files, python_include=folder)
+    return replace(find_toolchain(), torch=find_torch(home), python_include=folder)

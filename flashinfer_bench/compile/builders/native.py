@@ -1,7 +1,8 @@
 """C++ and CUDA solutions: each .cpp and .cu is compiled to an object, and all objects are linked to a shared library.
 
 The compilers run in the folder of the sources, which is on the include path. `cuda` uses the CUDA toolkit, `cpp` does
-not. The binding decides how Python calls the library: `Binding` has its additions to compiling and linking.
+not. The binding decides how Python calls the library: `Binding` in `toolchain.py` has its additions to compiling and
+linking.
 """
 
 from __future__ import annotations
@@ -24,17 +25,15 @@ from flashinfer_bench.compile.artifact import (
     BuildRecipe,
     BuildStep,
     BuildTarget,
-    Kind,
     Stages,
 )
-from flashinfer_bench.compile.flags import Flags, check_flags
+from flashinfer_bench.compile.flags import check_flags
 from flashinfer_bench.compile.requirements import cutlass_includes, toolkit_includes, wants_cutlass
-from flashinfer_bench.compile.toolchain import BindingFiles, Compiler, CudaToolkit, Toolchain
+from flashinfer_bench.compile.toolchain import MODULE, Binding, Compiler, CudaToolkit, Toolchain
 from flashinfer_bench.data import Solution, SupportedBindings
 from flashinfer_bench.data.entry import find_binding, registers_operators
+from flashinfer_bench.data.solution import CompileOptions
 
-MODULE: Final = "solution"
-"""Name of the library and, with torch's binding, of the extension module."""
 LIBRARY: Final = f"{MODULE}.so"
 READABLE_VARIABLE: Final = "FIB_BUILD_READABLE"
 """Variable with further folders that compilers may read, for a toolchain in an unusual place."""
@@ -60,79 +59,13 @@ DEVICE_PROBE: Final = b"#include <cuda_runtime.h>\n__global__ void kernel() {}\n
 
 
 @dataclass(frozen=True)
-class Binding:
-    """One way to make a library callable from Python."""
-
-    kind: Kind
-    files: BindingFiles
-    """Files of the binding's package. The package's version is part of the digest, and its C++ standard is the
-    default."""
-    includes: tuple[Path, ...]
-    macros: tuple[str, ...]
-    libraries: tuple[str, ...]
-    exports: str
-    """Symbol that the library exports; {0} stands for the entry function."""
-    lacks: str
-    """The change that the author must make if the symbol is missing."""
-    main_header: str
-    """The header that solutions with this binding include."""
-    nvcc_macros: tuple[str, ...] = ()
-    gcc_flags: tuple[str, ...] = ()
-    """Flags that make g++ faster; no other compiler gets them."""
-
-
-def read_binding(binding: SupportedBindings, toolchain: Toolchain) -> Binding:
-    """Return a binding as installed on this machine; `why_not_buildable` must have found it before."""
-    tvm_ffi, torch, python = toolchain.tvm_ffi, toolchain.torch, toolchain.python_include
-    if binding is SupportedBindings.TVM_FFI:
-        assert tvm_ffi is not None  # checked by `why_not_buildable`
-        return Binding(
-            kind="tvm-ffi",
-            files=tvm_ffi,
-            includes=tuple(tvm_ffi.includes()),
-            macros=("-DTVM_FFI_DLL_EXPORT_INCLUDE_METADATA=1",),  # tells the worker the number of arguments
-            libraries=("-ltvm_ffi",),
-            exports="__tvm_ffi_{0}",
-            lacks="no function {0!r} is exported; export it with TVM_FFI_DLL_EXPORT_TYPED_FUNC({0}, your_function)",
-            main_header="tvm/ffi/tvm_ffi.h",
-        )
-    assert torch is not None  # checked by `why_not_buildable`
-    assert python is not None  # checked by `why_not_buildable`
-    # The CUDA headers in a CPU build of torch include a header that the build lacks. The last macro skips the include.
-    no_cuda = () if torch.has_cuda else ("-DC10_CUDA_NO_CMAKE_CONFIGURE_FILE",)
-    return Binding(
-        kind="torch",
-        files=torch,
-        includes=(*torch.includes(), python),
-        macros=(
-            f"-DTORCH_EXTENSION_NAME={MODULE}",
-            "-DTORCH_API_INCLUDE_EXTENSION_H",
-            f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.has_new_abi)}",
-            *no_cuda,
-        ),
-        libraries=("-lc10", "-ltorch_cpu", "-ltorch", "-ltorch_python"),
-        exports=f"PyInit_{MODULE}",
-        lacks="no module is defined; bind with PYBIND11_MODULE(TORCH_EXTENSION_NAME, m)",
-        main_header="torch/extension.h",
-        # The same macros as in torch's own extension builder, which existing solutions expect.
-        nvcc_macros=tuple(
-            f"-D__CUDA_NO_{name}__"
-            for name in ("HALF_OPERATORS", "HALF_CONVERSIONS", "BFLOAT16_CONVERSIONS", "HALF2_OPERATORS")
-        ),
-        # Without the first flag, g++ optimises all virtual functions of torch's headers before it drops them. Without
-        # the second, g++ collects garbage more often, which frees little memory.
-        gcc_flags=("-fno-devirtualize", "--param=ggc-min-expand=200"),
-    )
-
-
-@dataclass(frozen=True)
 class Commands:
     """Makes the commands for one solution."""
 
     cxx: Compiler
     cuda: CudaToolkit | None
     binding: Binding
-    flags: Flags
+    flags: CompileOptions
     includes: tuple[Path, ...]
     """Folders with the headers of libraries."""
     target: BuildTarget
@@ -155,7 +88,7 @@ class Commands:
 
     @property
     def _links_device_code(self) -> bool:
-        return self.cuda is not None and not DEVICE_LINK_FLAGS.isdisjoint(self.flags.nvcc)
+        return self.cuda is not None and not DEVICE_LINK_FLAGS.isdisjoint(self.flags.cuda_cflags)
 
     def stages(self, units: Sequence[str]) -> Stages:
         """Return the commands that make the objects, link relocatable device code, and link the library."""
@@ -174,16 +107,16 @@ class Commands:
 
     def host(self) -> list[str]:
         """Return the command that compiles C++, without its input and output."""
-        own = ["-O3", f"-std=c++{self.binding.files.standard}", "-fPIC", *(() if self._is_clang else GCC_FLAGS)]
+        own = ["-O3", f"-std=c++{self.binding.standard}", "-fPIC", *(() if self._is_clang else GCC_FLAGS)]
         headers = ["-isystem", HEADERS] if self.can_precompile else []
-        command = [str(self.cxx.path), *own, *self.gcc_flags, *self.binding.macros, *self.flags.cxx, "-I."]
+        command = [str(self.cxx.path), *own, *self.gcc_flags, *self.binding.macros, *self.flags.cflags, "-I."]
         return [*command, *headers, *_search(self.includes)]
 
     def _device(self) -> list[str]:
-        given = self.flags.nvcc
+        given = self.flags.cuda_cflags
         own = ["--expt-relaxed-constexpr"]
         own += [] if _has(given, "-O") else ["-O3"]
-        own += [] if _has(given, "-std", "--std") else [f"-std=c++{self.binding.files.standard}"]
+        own += [] if _has(given, "-std", "--std") else [f"-std=c++{self.binding.standard}"]
         host = [*([] if "-fPIC" in given else ["-fPIC"]), *self.gcc_flags]
         own += [word for flag in host for word in ("-Xcompiler", flag)]
         own += [*self.binding.macros, *self.binding.nvcc_macros, *self._architectures()]
@@ -196,7 +129,7 @@ class Commands:
     def _architectures(self) -> list[str]:
         """Return flags for the architectures of the target; none if the solution's own flags name architectures."""
         starts = ("-gencode", "--generate-code", "-arch", "--gpu-arch")
-        chosen = [flag for flag in self.flags.nvcc if flag.startswith(starts)]
+        chosen = [flag for flag in self.flags.cuda_cflags if flag.startswith(starts)]
         if chosen and not any(flag.endswith("=native") for flag in chosen):
             return []
         return [f"-gencode=arch=compute_{name},code=sm_{name}" for name in self.target.architectures]
@@ -206,11 +139,11 @@ class Commands:
         folders = cuda.library_folders() if cuda is not None else []
         has_driver = any((folder / "libcuda.so").exists() for folder in folders)
         command = [str(self.cxx.path), "-shared", "-fPIC", *objects]
-        command += [self._locate(flag, folders) for flag in flags.link]
-        command += ["-fopenmp"] if "-fopenmp" in (*flags.cxx, *flags.nvcc, *flags.link) else []
-        command += [f"-L{binding.files.home / 'lib'}", *binding.libraries]
+        command += [self._locate(flag, folders) for flag in flags.ld_flags]
+        command += ["-fopenmp"] if "-fopenmp" in (*flags.cflags, *flags.cuda_cflags, *flags.ld_flags) else []
+        command += [f"-L{binding.home / 'lib'}", *binding.libraries]
         if cuda is not None:
-            command += ["-lc10_cuda", "-ltorch_cuda"] if binding.files.has_cuda else []
+            command += binding.cuda_libraries
             command += [f"-L{folder}" for folder in folders]
             command += ["-lcudart", f"-Wl,-rpath,{cuda.home / 'lib64'}"]
             command += ["-lcudadevrt"] if self._links_device_code else []
@@ -251,17 +184,20 @@ def make_recipe(solution: Solution, toolchain: Toolchain, target: BuildTarget) -
     if not symbol.isidentifier() or not symbol.isascii():
         raise BuildFailure(f"the entry point names {symbol!r}, which is no name of an exported function")
     result = find_binding(solution)
-    binding, packages = read_binding(result.binding, toolchain), toolchain.nvidia_packages if cuda else ()
+    binding = toolchain.tvm_ffi if result.binding is SupportedBindings.TVM_FFI else toolchain.torch
+    assert binding is not None  # checked by `why_not_buildable`
+    python = [toolchain.python_include] if binding.kind == "torch" and toolchain.python_include is not None else []
+    packages = toolchain.nvidia_packages if cuda else ()
     dependencies = [*record.dependencies, *solution.spec.dependencies]
-    libraries = cutlass_includes() if wants_cutlass(dependencies) else []
-    readable = [*binding.includes, binding.files.home, *cxx.files()]
+    libraries = [*binding.includes, *python, *(cutlass_includes() if wants_cutlass(dependencies) else [])]
+    readable = [binding.home, *cxx.files()]
     if cuda is not None:
         libraries += toolkit_includes(cuda, packages)
         readable += [cuda.home, *cuda.library_folders(), *packages]
     readable += [Path(folder) for folder in os.environ.get(READABLE_VARIABLE, "").split(os.pathsep) if folder]
     may_read = tuple(dict.fromkeys([*readable, *libraries]))
     flags = check_flags(solution.spec.compile_options, may_read)
-    commands = Commands(cxx, cuda, binding, flags, (*binding.includes, *libraries), target, packages)
+    commands = Commands(cxx, cuda, binding, flags, tuple(libraries), target, packages)
     stages = commands.stages(units)
     probe_unit, probe_content = ("probe.cu", DEVICE_PROBE) if cuda else ("probe.cpp", HOST_PROBE)
     hosts = [sources[unit] for unit in units if not unit.endswith(DEVICE_SUFFIX)]
@@ -275,14 +211,14 @@ def make_recipe(solution: Solution, toolchain: Toolchain, target: BuildTarget) -
         products=(LIBRARY,),
         stages=stages,
         readable=may_read,
-        probe=replace(commands, flags=Flags()).stages([probe_unit]),
+        probe=replace(commands, flags=CompileOptions()).stages([probe_unit]),
         probe_sources={probe_unit: probe_content},
         main_header=binding.main_header,
         needs_symbol=None if registers_operators(solution) else binding.exports.format(symbol),
         lacks_symbol=binding.lacks.format(symbol),
         note=result.note,
         toolkit=cuda.version if cuda else None,
-        chooses_architecture=any("arch" in flag or "gencode" in flag for flag in flags.nvcc),
+        chooses_architecture=any("arch" in flag or "gencode" in flag for flag in flags.cuda_cflags),
         header=_header_recipe(commands, may_read) if takes_header else None,
         guessed_seconds=_guess_seconds(binding, units, b"".join(sources.values())),
     )
@@ -320,9 +256,9 @@ def _header_recipe(commands: Commands, readable: tuple[Path, ...]) -> BuildRecip
 
     Omitting the macros is safe: g++ refuses a precompiled header if a macro that affects it differs.
     """
-    header, given = commands.binding.main_header, commands.flags.cxx
+    header, given = commands.binding.main_header, commands.flags.cflags
     kept = [word for word in given if word.startswith("-") and not word.startswith(("-D", "-U", "-I", "-isystem"))]
-    commands = replace(commands, flags=Flags(cxx=tuple(kept)))
+    commands = replace(commands, flags=CompileOptions(cflags=kept))
     product, source = f"{header}.gch", f"{PRODUCTS}/{header}"  # files may include the header's text again
     output = ("-MD", "-MF", f"{PRODUCTS}/{READ_LIST}", "-x", "c++-header", source, "-o", f"{PRODUCTS}/{product}")
     text = {source: f"#include_next <{header}>\n".encode()}
@@ -343,13 +279,13 @@ def _made_from(commands: Commands, sources: Mapping[str, bytes], stages: Stages)
     """Return everything that decides the library: sources, commands, compilers, versions, ABI."""
     cuda, binding = commands.cuda, commands.binding
     cutlass = [folder / "cutlass" / "version.h" for folder in commands.includes]
-    native = any("native" in flag for flag in (*commands.flags.cxx, *commands.flags.nvcc))
+    native = any("native" in flag for flag in (*commands.flags.cflags, *commands.flags.cuda_cflags))
     return {
         "sources": {path: hashlib.sha256(content).hexdigest() for path, content in sources.items()},
         "commands": [list(step.argv) for stage in stages for step in stage],
         "compilers": {"cxx": commands.cxx.identity, "nvcc": cuda.nvcc.identity if cuda else None},
         "versions": {
-            binding.kind: binding.files.version,
+            binding.kind: binding.version,
             "cuda": list(cuda.version) if cuda else None,
             "cutlass": [hashlib.sha256(path.read_bytes()).hexdigest() for path in cutlass if path.is_file()],
         },
