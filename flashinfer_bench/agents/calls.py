@@ -11,7 +11,7 @@ from pkgutil import resolve_name
 from threading import Thread
 from typing import Any, Final
 
-from flashinfer_bench.base.bounded_log import BoundedLog
+from flashinfer_bench.base.bounded_log import bound_text
 from flashinfer_bench.base.exits import describe_exit
 from flashinfer_bench.base.isolated import Isolated, IsolatedFailure
 
@@ -55,10 +55,8 @@ class Call:
         except IsolatedFailure as failure:
             end = f"took more than {limit_s:g} s" if failure.code is None else describe_exit(failure.code)
             text = f"ERROR: the call {end}\n{failure.log}"
-        log = BoundedLog(tail_bytes=TAIL_BYTES)
-        log.add(text.encode())
         self._process.end()
-        self.answer.set_result(log.take())
+        self.answer.set_result(bound_text(text, tail_bytes=TAIL_BYTES))
 
 
 def answer(request: tuple[str, dict[str, Any]]) -> Any:

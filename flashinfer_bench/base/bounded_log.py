@@ -1,4 +1,4 @@
-"""The output of a process in bounded memory: the head and the tail, with the cut marked."""
+"""Text, and the output of a process, in bounded memory: the head and the tail, with the cut marked."""
 
 from __future__ import annotations
 
@@ -6,6 +6,13 @@ from typing import Final
 
 HEAD_BYTES: Final = 4096
 TAIL_BYTES: Final = 8192
+
+
+def bound_text(text: str, *, head_bytes: int = HEAD_BYTES, tail_bytes: int = TAIL_BYTES) -> str:
+    """Return the first and the last bytes of a text, with the cut marked."""
+    log = BoundedLog(head_bytes=head_bytes, tail_bytes=tail_bytes)
+    log.add(text.encode())
+    return log.take()
 
 
 class BoundedLog:

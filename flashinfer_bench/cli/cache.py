@@ -111,7 +111,7 @@ def execute_clear(args: Namespace) -> int:
     cache = _open()
     before, size = _measure(cache)
     if args.failed:
-        cache.forget_failures()
+        cache.remove(entry for entry in cache.entries() if entry.has_failed)
     elif args.keep_gb is not None:
         cache.evict(max(0.0, args.keep_gb) * GIGABYTE)
     else:

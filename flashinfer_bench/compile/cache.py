@@ -173,12 +173,11 @@ class ArtifactCache:
             TimeoutError: another process held the lock all the time.
         """
         deadline = time.monotonic() + limit_s
-        with ExitStack() as held:
-            folder = held.enter_context(open_folder(self.root / "locks"))
+        with open_folder(self.root / "locks") as folder, ExitStack() as held:
             while True:
                 check()
                 try:
-                    held.enter_context(locked_file(folder, digest, LOCK_POLL_S, needs_flock=True))
+                    held.enter_context(locked_file(folder, digest, LOCK_POLL_S))
                     break
                 except TimeoutError:
                     if time.monotonic() > deadline:
@@ -252,10 +251,6 @@ class ArtifactCache:
         """Remove entries, unless a run uses the cache; return the removed entries."""
         with self.unused() as is_unused:
             return [entry for entry in entries if is_unused and _remove(entry)]
-
-    def forget_failures(self) -> int:
-        """Remove the records of failed builds; return their number."""
-        return len(self.remove(entry for entry in self.entries() if entry.has_failed))
 
     def clear(self, *others: str) -> bool:
         """Remove all artifacts, all files compiled at run time, and other folders; return False if a run uses them."""

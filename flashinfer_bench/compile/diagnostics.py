@@ -8,12 +8,12 @@ import signal
 from collections.abc import Sequence
 from typing import Final
 
+from flashinfer_bench.base.bounded_log import bound_text
 from flashinfer_bench.base.exits import describe_exit
 from flashinfer_bench.compile.artifact import StepReport
 
-MAX_LOG: Final = 12_000
-"""Characters of a compiler's log in a message; the middle of a longer log is cut. The message must fit into a trace's
-log."""
+HEAD_BYTES, TAIL_BYTES = 9_000, 3_000
+"""Bytes kept of each end of a compiler's log. The head has the first error. The message must fit into a trace's log."""
 ERRORS: Final = tuple(
     re.compile(pattern, re.MULTILINE)
     for pattern in (
@@ -55,7 +55,7 @@ def describe_failure(step: StepReport, note: str | None = None) -> str:
     """Return the message of a step that failed: its first error, then a note on the build, then its bounded output."""
     ended = f"{step.name}: the compiler {describe_exit(step.code)}"
     first = first_error(step.output)
-    log = bound_log(step.output.strip())
+    log = bound_text(step.output.strip(), head_bytes=HEAD_BYTES, tail_bytes=TAIL_BYTES)
     parts = [first or ended, ended if first else "", note or "", f"--- compiler output ---\n{log}" if log else ""]
     return "\n".join(part for part in parts if part)
 
@@ -77,14 +77,6 @@ def put_error_first(message: str) -> str:
         return message
     first = first_error(message, ERRORS[:-1])  # the last pattern matches any line with the word error
     return message if first is None else f"{FOLDERS.sub('', first)}\n{message}"
-
-
-def bound_log(text: str) -> str:
-    """Keep the head, which has the first error, and the tail of a long log. The cut is marked."""
-    cut, tail = len(text) - MAX_LOG, MAX_LOG // 4
-    if cut <= 0:
-        return text
-    return f"{text[: MAX_LOG - tail]}\n[... {cut} characters cut ...]\n{text[-tail:]}"
 
 
 def is_no_plain_error(step: StepReport) -> bool:

@@ -64,7 +64,7 @@ def wait_for_lock(fd: int, path: Path, limit_s: float, *, is_shared: bool = Fals
 
 
 @contextlib.contextmanager
-def locked_file(folder: OpenFolder, name: str, limit_s: float, *, needs_flock: bool = False) -> Iterator[int]:
+def locked_file(folder: OpenFolder, name: str, limit_s: float) -> Iterator[int]:
     """Open a file for appending and hold its lock for a block; yield its descriptor. A missing file is made.
 
     Another process may move or remove the file while this one waits. Then the new file of that name is locked.
@@ -76,7 +76,7 @@ def locked_file(folder: OpenFolder, name: str, limit_s: float, *, needs_flock: b
     for _ in range(TRIES):
         fd = folder.open(name, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
         try:
-            with _locked(fd, path, None if needs_flock else folder, deadline - time.monotonic()):
+            with _locked(fd, path, folder, deadline - time.monotonic()):
                 if folder.is_file(name, fd):
                     yield fd
                     return
@@ -97,13 +97,11 @@ def locked_folder(folder: Path, limit_s: float) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _locked(fd: int, path: Path, folder: OpenFolder | None, limit_s: float) -> Iterator[None]:
+def _locked(fd: int, path: Path, folder: OpenFolder, limit_s: float) -> Iterator[None]:
     """Hold the lock of an open file or folder; without flock, hold a lock file in `folder` instead."""
     try:
         wait_for_lock(fd, path, limit_s)
     except NoFlock:
-        if folder is None:
-            raise
         with _held_beside(f".{path.name}.lock", folder, limit_s):
             yield
     else:

@@ -15,8 +15,9 @@ import pytest
 from flashinfer_bench.base.files.locks import locked_file, locked_folder
 from flashinfer_bench.base.files.reading import open_stream, read_whole
 from flashinfer_bench.base.files.writing import open_folder
+from flashinfer_bench.compile.cache import ArtifactCache
 from flashinfer_bench.data.store import jsonl
-from flashinfer_bench.errors import Fault
+from flashinfer_bench.errors import ConfigError, Fault
 from tests.kit.strange import STRANGE
 
 
@@ -50,8 +51,8 @@ def test_a_file_that_is_swapped_between_two_looks_is_refused(tmp_path, monkeypat
 
 
 @contextmanager
-def held(path, limit_s=0.0, **how):
-    with open_folder(path.parent) as folder, locked_file(folder, path.name, limit_s, **how):
+def held(path, limit_s=0.0):
+    with open_folder(path.parent) as folder, locked_file(folder, path.name, limit_s):
         yield
 
 
@@ -87,7 +88,7 @@ def test_with_and_without_flock_a_folder_and_a_file_have_one_holder(tmp_path, mo
     assert [file.name for file in tmp_path.iterdir()] == ["a.jsonl"]
     if has_flock:
         return
-    with pytest.raises(OSError, match="has no file locks"), held(tmp_path / "a", needs_flock=True):
+    with pytest.raises(ConfigError, match="has no file locks"), ArtifactCache(tmp_path).used():
         pass
     (tmp_path / f".{tmp_path.name}.lock").symlink_to(tmp_path / "home")
     with pytest.raises(TimeoutError), locked_folder(tmp_path, 0.0):
