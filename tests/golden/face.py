@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -30,9 +29,6 @@ MARK = "FIB_GOLDEN_MARK"
 """Environment variable by which the processes of one command are found, whoever their parent is."""
 CONTRADICTED = "as timed from outside"
 """A part of the reason of a RUNTIME_ERROR that a busy CPU can cause. It is noise of the clock, and no verdict here."""
-ALARM = re.compile(r"a perfect sampler looks this odd once in (\S+) times")
-LEAST_ODD = 1e8
-"""A right sampler is refused once in 10,000 verdicts. A wrong one looks odder than once in this many times."""
 OLD_INTERPRETER = "only 0-dimensional arrays can be converted"
 """What Triton 3.6's interpreter says of products with NumPy 2.5, which it does not know yet."""
 
@@ -235,10 +231,8 @@ def read_traces(root: Path) -> list[dict[str, Any]]:
 
 
 def is_noise(job: dict[str, Any]) -> bool:
-    """Tell whether a verdict came of a busy CPU, of Triton's interpreter, or of rare draws of a right sampler."""
+    """Tell whether a verdict came of a busy CPU, whose clock contradicted a time, or of Triton's interpreter."""
     reason = job.get("reason") or ""
-    if alarm := ALARM.search(reason):
-        return float(alarm[1]) < LEAST_ODD
     return job["status"] == "RUNTIME_ERROR" and (CONTRADICTED in reason or OLD_INTERPRETER in reason)
 
 

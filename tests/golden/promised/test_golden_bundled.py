@@ -19,6 +19,9 @@ pytestmark = [pytest.mark.cpu, pytest.mark.slow, pytest.mark.timeout(600)]
 AUTHORS = ["plain", "torch", "triton"]
 """Whose solutions a CPU judges, all of them; of those in C++ the two that compile in seconds."""
 CPP = ["cpp_gemm_n1024_k4096", "cpp_gemm_n128_k4096"]
+ALARM = re.compile(r"a perfect sampler looks this odd once in (\S+) times")
+MOST_ODD = 1e9
+"""A right sampler is refused once in 10,000 verdicts, but does not look as odd as this."""
 
 
 @pytest.fixture(scope="module")
@@ -66,10 +69,16 @@ def names():
     return set(CPP).union(*(names_of(author) for author in AUTHORS))
 
 
+def is_alarm(job):
+    """Tell whether rare draws of a right sampler led to a verdict."""
+    alarm = ALARM.search(job["reason"] or "")
+    return alarm is not None and float(alarm[1]) < MOST_ODD
+
+
 def test_every_solution_passes(done, more):
     assert done.code == more.code == 0, (done, more)
     failed = [job for job in (*done.json["jobs"], *more.json["jobs"]) if job["status"] != "PASSED"]
-    assert [job for job in failed if not is_noise(job)] == []
+    assert [job for job in failed if not is_noise(job) and not is_alarm(job)] == []
     assert len(failed) <= 8  # a busy CPU, and products in an interpreter that does not know this NumPy
 
 

@@ -271,7 +271,7 @@ def add_special(small):
     small.solution(name, expect("custom_right"), "import torch\n\n\ndef run(x):\n    return torch.log(x)\n")
 
 
-def add_choices(small):
+def add_choices(small, config):
     """Evaluators of op types: samplers, renormalised probabilities, and the k largest as a set."""
     axes = {
         "b": {"type": "const", "value": 4},
@@ -291,6 +291,7 @@ def add_choices(small):
     tensors = {"probs": torch.softmax(torch.randn(4, 128), -1), "top_k": torch.full((4,), 8, dtype=torch.int32)}
     small.workload(name, "w1", small.stored(name, "w1", tensors))
     small.solution(name, expect("sampler_right"), reference)
+    config[name] = {"extra": {"sampling_false_alarm_rate": 2.0**-30}}  # else it is refused once in 10,000 runs
     small.solution(
         name, expect("sampler_argmax", "INCORRECT_NUMERICAL"), "def run(probs, top_k):\n    return probs.argmax(-1)\n"
     )
@@ -342,7 +343,7 @@ def small(tmp_path_factory):
     add_outputs(small)
     add_styles(small)
     add_special(small)
-    add_choices(small)
+    add_choices(small, config)
     (small.root / "config.yaml").write_text(json.dumps({"definition_config": config}))  # JSON is YAML
     return small
 
