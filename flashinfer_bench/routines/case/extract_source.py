@@ -2,8 +2,8 @@
 
 The module is parsed, never imported: code that needs torch or flashinfer runs in the process of the judge or a worker.
 A constant (a name in capitals) can get another value. The new `run` takes all inputs of the definition, in order, and
-passes on the inputs that are parameters of the function. A parameter `*rest` gets all remaining inputs, and `**outputs`
-the outputs by name. `setup` calls the function NAME_setup, which prepares keyword arguments of `run`.
+passes on the inputs that are parameters of the function. A parameter `*rest` gets all remaining inputs. `setup` calls
+the function NAME_setup, which prepares keyword arguments of `run`.
 
 The text of a reference, without comments, decides the name of the definition. So a changed docstring in `*_torch.py`
 changes the name of every case of that function.
@@ -43,7 +43,7 @@ def extract_source(
     """
     bodies = top_level(file)
     parameters: Any = bodies[function].args  # type: ignore[attr-defined]
-    is_dps = parameters.kwarg is not None or any(one.arg in outputs for one in parameters.args)
+    given = outputs if any(one.arg in outputs for one in parameters.args) else ()
     entries = {name: new for name, new in ((f"{function}_setup", "setup"), (function, ENTRY)) if name in bodies}
     wanted: set[str] = set()
     waiting = {*entries}
@@ -56,9 +56,8 @@ def extract_source(
         for name, node in bodies.items()
         if name in wanted
     ]
-    given = outputs if is_dps else ()
     parts += [_call(new, bodies[name], inputs, given) for name, new in entries.items()]
-    return "\n\n".join(parts) + "\n", is_dps
+    return "\n\n".join(parts) + "\n", bool(given)
 
 
 def _call(new: str, function: Any, inputs: Collection[str], outputs: Collection[str]) -> str:
@@ -68,7 +67,7 @@ def _call(new: str, function: Any, inputs: Collection[str], outputs: Collection[
     passed = [one.arg for one in parameters.args]
     prepared = [one.arg for one in parameters.kwonlyargs]
     passed += [one for one in inputs if parameters.vararg and one not in passed]
-    passed += [f"{one}={one}" for one in (*(outputs if parameters.kwarg else ()), *prepared)]
+    passed += [f"{one}={one}" for one in prepared]
     taken = [*inputs, *outputs, *(["*", *prepared] if prepared else [])]
     return f"def {new}({', '.join(taken)}):\n    return {function.name}({', '.join(passed)})"
 
