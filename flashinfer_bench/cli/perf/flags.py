@@ -176,11 +176,10 @@ def parse_case(argv: Sequence[str]) -> tuple[Routine, argparse.Namespace]:
 
 
 def read_names(argv: Sequence[str]) -> argparse.Namespace:
-    """Return routine, tag and backends as typed, even if other arguments are wrong; None for a missing value."""
+    """Return routine and tag as typed, even if other arguments are wrong; None for a missing value."""
     probe = Parser(prog=PROGRAM, add_help=False)
     probe.add_argument("--routine", "-R", nargs="?")
     probe.add_argument("--case_tag", nargs="?")
-    probe.add_argument("--backends", nargs="*", default=[])
     return probe.parse_known_args(list(argv))[0]
 
 
