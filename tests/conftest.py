@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,19 @@ set_mark()
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # else each of the programs that tests start compiles the package anew
 
 CHECKOUT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(autouse=True)
+def same_environment() -> Iterator[None]:
+    """Undo the changes of a test to the environment. torch.compile, for example, sets variables that stay."""
+    before = dict(os.environ)
+    yield
+    changed = {name for name, _ in os.environ.items() ^ before.items()} - {"PYTEST_CURRENT_TEST"}
+    for name in changed:
+        if name in before:
+            os.environ[name] = before[name]
+        else:
+            del os.environ[name]
 
 
 @pytest.fixture(scope="session")
