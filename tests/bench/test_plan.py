@@ -1,5 +1,6 @@
 """The jobs of a run: names, filters, skips, and recorded jobs."""
 
+import shlex
 from dataclasses import replace
 
 import pytest
@@ -138,7 +139,8 @@ def test_workloads_whose_blobs_are_missing_are_one_skip_of_their_definition(plan
     (skip,) = made.skips
     assert (skip.definition, skip.solution, skip.workload, skip.is_fault) == ("gemm_a", None, None, True)
     lack = f"3 of 5 workloads lack their stored inputs: blob {tmp_path}/blob/gone is not there"
-    assert skip.reason == f"{lack}; run: flashinfer-bench fetch OWNER/NAME --missing --output {tmp_path}"
+    output = shlex.quote(str(tmp_path))
+    assert skip.reason == f"{lack}; run: flashinfer-bench fetch OWNER/NAME --missing --output {output}"
     assert plan(definitions=["gemm_a"], workloads=["three"]).jobs == ()
 
 

@@ -72,10 +72,12 @@ def test_hidden_folders_are_omitted_from_a_readable_folder_also_behind_a_link(tm
 
 @pytest.fixture
 def place():
-    """Yield a folder that every user can enter, which pytest's own is not."""
+    """Yield a folder that every user can enter, which pytest's own is not. The folders in it are such, too."""
+    before = os.umask(0o022)
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:
         Path(folder).chmod(0o755)
         yield Path(folder)
+    os.umask(before)
 
 
 def open_maker(place, user="the session's"):
