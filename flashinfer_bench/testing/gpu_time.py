@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_leaves
 
 from flashinfer_bench.base.plain_values import to_number
 from flashinfer_bench.testing.device import TimingDevice, find_device
-from flashinfer_bench.timing.measurement import EVENTS_ASKED_FOR, FALLING_BACK, latency_ns, reason_of_fallback
+from flashinfer_bench.timing.measurement import EVENTS_ASKED_FOR, FALLING_BACK, latency_ns
 from flashinfer_bench.timing.procedure import CHECKS, FLUSH_NS, Procedure, take_trial
 from flashinfer_bench.timing.settings import L2Cache
 from flashinfer_bench.timing.summary import summarise
@@ -249,7 +249,7 @@ def _describe_departures(record: Mapping[str, Any], use_cuda_graph: bool) -> lis
         return [ON_A_CPU, *notes]
     fallback = str(record.get("fallback", EVENTS_ASKED_FOR))
     if fallback != EVENTS_ASKED_FOR:
-        notes.append(f"{reason_of_fallback(fallback)}. {FALLING_BACK}")
+        notes.append(f"{fallback}. {FALLING_BACK}")
     operations = record.get("operations")
     if operations == 0:
         notes.append(NO_GPU_WORK)

@@ -19,7 +19,7 @@ import torch
 from flashinfer_bench.timing.cupti import CuptiRecorder, RecordsLost, import_cupti
 from flashinfer_bench.timing.flush import CHAIN, GpuQueue, Preamble
 from flashinfer_bench.timing.graphs import CaptureRefused, capture, capture_first, see_operations
-from flashinfer_bench.timing.measurement import EVENTS_ASKED_FOR, FALLING_BACK, WALL, Metadata, Sample
+from flashinfer_bench.timing.measurement import EVENTS_ASKED_FOR, WALL, Metadata, Sample
 from flashinfer_bench.timing.settings import ClockChoice, L2Cache
 from flashinfer_bench.timing.timeline import HostCall, TimelineBroken, read_samples
 
@@ -358,7 +358,7 @@ def make_clock(
     try:
         return CuptiClock(queue, shared_recorder())
     except RecordsLost as lost:
-        return CudaEventClock(queue, f"{lost}. {FALLING_BACK}")
+        return CudaEventClock(queue, str(lost))
 
 
 @cache

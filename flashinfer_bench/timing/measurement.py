@@ -22,6 +22,8 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, Field
 
+from flashinfer_bench.base.printable import to_printable
+
 Stop = Literal["count", "precision", "budget"]
 """Why sampling ended: all samples were taken, the interval was narrow enough, or the time was spent."""
 Metadata = dict[str, Any]
@@ -31,24 +33,14 @@ WALL: Final = "wall"
 EVENTS_ASKED_FOR: Final = "CUDA events were asked for"
 """The value of "fallback" if the user chose CUDA events."""
 FALLING_BACK: Final = "Falling back to CUDA events."
-"""Last words of "fallback" if CUPTI does not work. The documentation promises these words."""
+"""Last words of a warning about "fallback". FlashInfer's documentation promises these words."""
 MEDIANS: Final = ("calls", "spin_ns", "enqueue_ns", "lead_ns", "empty_pair_ns", "retaken")
 """Names of metadata whose median over the trials is recorded."""
 
 
-def printable(text: str) -> str:
-    """Return a text without characters that move a terminal's cursor or break a line."""
-    return "".join(character if character.isprintable() else " " for character in text)
-
-
-Words = Annotated[str, Field(max_length=512), AfterValidator(printable)]
+Words = Annotated[str, Field(max_length=512), AfterValidator(to_printable)]
 Count = Annotated[int, Field(ge=0, le=10**9)]
 Nanoseconds = Annotated[int, Field(ge=0, le=10**15)]
-
-
-def reason_of_fallback(fallback: str) -> str:
-    """Return the value of "fallback" without FALLING_BACK at its end."""
-    return fallback.removesuffix(FALLING_BACK).rstrip(" .")
 
 
 @dataclass(frozen=True)

@@ -49,9 +49,10 @@ from typing import Annotated, Any, Final, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from flashinfer_bench.base.printable import to_printable
 from flashinfer_bench.base.wire import WireError
 from flashinfer_bench.timing.libraries import MAX_NAME, MAX_NAMES
-from flashinfer_bench.timing.measurement import Count, Nanoseconds, Sample, Words, printable
+from flashinfer_bench.timing.measurement import Count, Nanoseconds, Sample, Words
 
 MAX_TEXT: Final = 16_384
 MAX_RETURNED: Final = 256
@@ -70,7 +71,7 @@ kind."""
 Text = Annotated[str, Field(max_length=MAX_TEXT)]
 ShortText = Annotated[str, Field(max_length=MOST_WORDS)]
 Digest = Annotated[str, Field(max_length=16)]
-Name = Annotated[str, Field(max_length=MAX_NAME), AfterValidator(printable)]
+Name = Annotated[str, Field(max_length=MAX_NAME), AfterValidator(to_printable)]
 Style = Literal["dps", "value", "keyword"]
 Item = TypeVar("Item")
 Column = Annotated[list[Item], Field(min_length=1, max_length=MAX_CALLS)]
@@ -257,7 +258,7 @@ def check_answer(message: dict[str, Any], request_id: int, expected: type[Answer
         answer = kind.model_validate(message)
     except ValidationError as error:
         first = error.errors()[0]
-        where = printable(".".join(str(part) for part in first["loc"])[:MOST_WHERE])
+        where = to_printable(".".join(str(part) for part in first["loc"])[:MOST_WHERE])
         raise WireError(
             f"the answer to {expected.__name__.lower()} is malformed at {where or 'its top'}: {first['msg']}"
         ) from error

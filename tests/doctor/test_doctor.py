@@ -46,7 +46,7 @@ def agreement(*ratios, problem=""):
 
 
 GAP = {"files": "this kernel's Landlock is of version 0"}
-NOT_INSTALLED = "CUPTI is not installed. Try 'pip install -U cupti-python'. Falling back to CUDA events."
+NOT_INSTALLED = "CUPTI is not installed. Try 'pip install -U cupti-python'"
 FORBIDDEN = "CUPTI does not record: CUPTI_ERROR_INSUFFICIENT_PRIVILEGES"
 
 

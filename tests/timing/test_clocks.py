@@ -68,7 +68,7 @@ def on_a_gpu(monkeypatch, gpu):
     clocks.shared_recorder.cache_clear()
 
 
-INSTALL = "CUPTI is not installed. Try 'pip install -U cupti-python'. Falling back to CUDA events."
+INSTALL = "CUPTI is not installed. Try 'pip install -U cupti-python'"
 MISSING = ModuleNotFoundError("No module named 'cupti'", name="cupti")
 
 

@@ -84,7 +84,7 @@ def test_a_claim_out_of_bounds_is_refused(change):
     ids=lambda launches: str(launches)[:20],
 )
 def test_names_of_operations_out_of_bounds_are_refused(launches):
-    assert check_answer({"id": 1, "launches": {"a": {"x\n": 1}}}, 1, Stopped).launches == {"a": {"x ": 1}}
+    assert check_answer({"id": 1, "launches": {"a": {"x\n": 1}}}, 1, Stopped).launches == {"a": {"x\\n": 1}}
     with pytest.raises(WireError):
         check_answer({"id": 1, "launches": launches}, 1, Stopped)
 
@@ -97,4 +97,4 @@ def test_a_missing_part_is_named_and_texts_are_bounded_and_move_no_cursor():
     assert len(str(refused.value)) < 1000
     assert str(refused.value).isprintable()
     clock = {"method": "wall", "cache_state": "warm", "fills_queue": False, "sees_operations": False}
-    assert check_answer({"id": 1, "clock": clock, "lost": "no\x1b[2J\nCUPTI"}, 1, Started).lost == "no [2J CUPTI"
+    assert check_answer({"id": 1, "clock": clock, "lost": "no\x1b[2J\nCUPTI"}, 1, Started).lost == "no\\x1b[2J\\nCUPTI"

@@ -33,6 +33,7 @@ from flashinfer_bench.routines.case.generated_entry import describe_case
 from flashinfer_bench.routines.case.spec import TORCH
 from flashinfer_bench.routines.case.support import LIBRARY, resolve_backend
 from flashinfer_bench.timing.flags import FLAGS, LATE_SHARE
+from flashinfer_bench.timing.measurement import FALLING_BACK
 
 FORMAT_VERSION: Final = 1
 """Version of the JSON lines. 1: the first."""
@@ -217,7 +218,7 @@ def report(row: Row) -> Iterator[str]:
     if record.get("setup_ms") is not None:
         yield f"[INFO] {name}: setup takes {record['setup_ms']:.3f} ms before a call; it is not in the time"
     if record.get("fallback") and not flags["use_cuda_events"]:
-        yield f"[WARNING] {record['fallback']}"
+        yield f"[WARNING] {record['fallback']}. {FALLING_BACK}"
     yield from (f"[WARNING] {name}: {what}" for what in (row["caveat"], facts.get("too_fast")) if what)
     if flags["verbose"] >= 2:
         method = ", ".join(str(record[key]) for key in ("method", "cache_state") if key in record)

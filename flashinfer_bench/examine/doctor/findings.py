@@ -12,7 +12,6 @@ from flashinfer_bench.examine.doctor.machine import MachineState, Readings
 from flashinfer_bench.report.timing import METHODS
 from flashinfer_bench.roofline.measured import MeasuredPeaks
 from flashinfer_bench.roofline.peaks import find_peak
-from flashinfer_bench.timing.measurement import reason_of_fallback
 from flashinfer_bench.timing.nvml import GpuState
 
 State = Literal["ok", "note", "broken"]
@@ -145,10 +144,9 @@ def find_clock(readings: Readings) -> Finding:
     if readings.method == "cupti":
         gap = f"one more launch in a full queue costs {readings.launch_gap_ns / 1e3:.2f} us"
         return Finding("clock", "ok", f"CUPTI, which records every operation; {gap}")
-    reason = reason_of_fallback(readings.fallback)
-    advice = next(what for words, what in TO_GET_CUPTI.items() if words in reason)
+    advice = next(what for words, what in TO_GET_CUPTI.items() if words in readings.fallback)
     pair = f"a pair of them round nothing reads {readings.empty_ns / 1e3:.1f} us, which every time holds"
-    return Finding("clock", "note", f"CUDA events ({reason}); {pair}", advice)
+    return Finding("clock", "note", f"CUDA events ({readings.fallback}); {pair}", advice)
 
 
 def find_flush(readings: Readings) -> Iterator[Finding]:
