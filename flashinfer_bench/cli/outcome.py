@@ -59,7 +59,7 @@ from flashinfer_bench.report.summary import (
     best_by_workload,
     by_workload,
     count_statuses,
-    mean_ratio,
+    mean_compile_speedup,
     summarise,
 )
 from flashinfer_bench.report.timing import count_timing
@@ -277,7 +277,7 @@ def describe_compiled(results: Iterable[Result]) -> list[str]:
     timed = [item for item in results if item.is_passed and item.reported.baseline_compile.mode]
     if not timed:
         return []
-    known = mean_ratio((item.compile_speedup, item.weight) for item in timed)
+    known = mean_compile_speedup(timed)
     records = [item.reported.baseline_compile for item in timed]
     reasons = Counter(record.reason for record in records if record.reason)
     parts = [f"{number} without a time: {reason}" for reason, number in reasons.items()]

@@ -184,9 +184,10 @@ def _not_comparable(old: Result, new: Result, *, may_be_quick: bool = False) -> 
 
 def _ratio(pairs: Iterable[tuple[Result, Result]]) -> MeanRatio | None:
     """Return the geometric mean of new over old times, with its interval. The times must be comparable."""
-    timed = list(pairs)
-    ratios = [(new.latency_ms or 0.0) / (old.latency_ms or 1.0) for old, new in timed]
-    return mean_of(ratios, [join_halves(list(map(half_of, pair))) for pair in timed])
+    return mean_of(
+        ((new.latency_ms or 0.0) / (old.latency_ms or 1.0), 1.0, join_halves([half_of(old), half_of(new)]))
+        for old, new in pairs
+    )
 
 
 def _decide(ratio: MeanRatio | None, threshold: float) -> str:
@@ -200,7 +201,7 @@ def _epoch(current: dict[str, Result], previous: dict[str, Result], threshold: f
     pairs = [(previous[uuid], item) for uuid, item in current.items() if uuid in previous]
     ratio = _ratio(pair for pair in pairs if not _not_comparable(*pair))
     passed = [item for item in current.values() if item.is_passed]
-    latency = mean_of([item.latency_ms for item in passed if item.latency_ms], [])
+    latency = mean_of((item.latency_ms, 1.0, None) for item in passed)
     return Epoch(
         solution=first.solution,
         hardware=first.hardware,
@@ -208,7 +209,7 @@ def _epoch(current: dict[str, Result], previous: dict[str, Result], threshold: f
         begin=first.evaluation.timestamp,
         verdicts=len(current),
         passed=len(passed),
-        latency_ms=latency.value if latency is not None else None,
+        latency_ms=latency and latency.value,
         changed=_differences(previous, first),
         ratio=ratio,
         decision=_decide(ratio, threshold) if previous else "",

@@ -7,12 +7,12 @@ interval by the default run-to-run variation of the kind of device.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, final
 
 from flashinfer_bench.data.evaluation import as_time
-from flashinfer_bench.data.measurement import Measurement, ReportedTrace, read_reported
+from flashinfer_bench.data.measurement import Measurement
 from flashinfer_bench.data.sets.results import UNMEASURED, Result
 from flashinfer_bench.data.sets.weights import weighted_mean
 from flashinfer_bench.data.store.trace_lines import AnyEvaluation
@@ -23,6 +23,7 @@ LARGEST_LOG: Final = 700.0
 """Largest logarithm whose exponential is a finite float."""
 
 
+@final
 @dataclass(frozen=True)
 class TimeInterval:
     """The 95 % interval of a latency, in milliseconds."""
@@ -33,15 +34,17 @@ class TimeInterval:
     """"workers", "one worker, widened", or empty if the report widened the recorded interval."""
 
     @property
+    def bounds(self) -> tuple[float, float]:
+        """Both bounds."""
+        return self.low_ms, self.high_ms
+
+    @property
     def half_share(self) -> float:
         """Half the width of the interval, divided by the midpoint."""
         return half_share(self.low_ms, self.high_ms)
 
-    def meets(self, other: TimeInterval) -> bool:
-        """Return whether two intervals overlap."""
-        return self.low_ms <= other.high_ms and other.low_ms <= self.high_ms
 
-
+@final
 @dataclass(frozen=True)
 class MeanRatio:
     """A geometric mean of ratios, with the bounds of the mean's 95 % interval. Both bounds are None if a ratio has no
@@ -57,6 +60,11 @@ class MeanRatio:
         return None if self.low is None or self.high is None else (self.low, self.high)
 
 
+def overlap(first: tuple[float, float] | None, second: tuple[float, float] | None) -> bool:
+    """Return whether two intervals overlap. An unknown interval overlaps no other."""
+    return first is not None and second is not None and first[0] <= second[1] and second[0] <= first[1]
+
+
 def latency_of(evaluation: AnyEvaluation) -> float | None:
     """Return the latency of a verdict in ms. None if the latency is missing or out of range."""
     return as_time((evaluation.performance or UNMEASURED).latency_ms)
@@ -69,7 +77,7 @@ def interval_of(result: Result) -> TimeInterval | None:
 
 def half_of(result: Result) -> float | None:
     """Return half the interval of a latency, as a logarithm; None if there is no latency."""
-    return _half(result.latency_ms, interval_of(result))
+    return _half(result.latency_ms, result.measurement)
 
 
 def mean_speedup(results: Iterable[Result]) -> MeanRatio | None:
@@ -77,42 +85,24 @@ def mean_speedup(results: Iterable[Result]) -> MeanRatio | None:
 
     The mean has an interval if the reference is the baseline, and the intervals of all times are recorded.
     """
-    known = [(item.speedup, item) for item in results if item.speedup]
-    halves = [
-        _speedup_half(item.latency_ms, item.reference_ms, item.reported) if item.baseline_ms is None else None
-        for _, item in known
-    ]
-    return mean_of([speedup for speedup, _ in known], halves, [item.weight for _, item in known])
+    return mean_of((item.speedup, item.weight, _half_of_speedup(item)) for item in results)
 
 
-def read_speedup(evaluation: AnyEvaluation) -> MeanRatio | None:
-    """Return the speed-up of a verdict over the reference; None without a latency, or without a measured reference."""
-    performance = evaluation.performance or UNMEASURED
-    latency_ms, reference_ms = as_time(performance.latency_ms), as_time(performance.reference_latency_ms)
-    if not (latency_ms and reference_ms):
-        return None
-    return mean_of([reference_ms / latency_ms], [_speedup_half(latency_ms, reference_ms, read_reported(evaluation))])
-
-
-def mean_of(
-    ratios: Sequence[float], log_halves: Sequence[float | None], weights: Sequence[float] = ()
-) -> MeanRatio | None:
-    """Return the geometric mean of ratios above 0 with its interval; None if there is no ratio.
+def mean_of(ratios: Iterable[tuple[float | None, float, float | None]]) -> MeanRatio | None:
+    """Return the geometric mean of the ratios above 0 with its interval; None if there is no such ratio.
 
     Args:
-        ratios: the ratios to average.
-        log_halves: half the interval of each ratio, as a logarithm; empty for a mean without an interval.
-        weights: the weight of each ratio; empty for equal weights.
+        ratios: each ratio with its weight, and half its interval as a logarithm.
     """
-    if not ratios:
+    known = [(ratio, weight, half) for ratio, weight, half in ratios if ratio and ratio > 0]
+    if not known:
         return None
-    weights = weights or [1.0] * len(ratios)
-    centre = weighted_mean(list(zip(map(math.log, ratios), weights, strict=True)))
-    half = join_halves([one and one * weight for one, weight in zip(log_halves, weights, strict=False)])
-    value = math.exp(centre) if len(ratios) > 1 else ratios[0]
+    centre = weighted_mean([(math.log(ratio), weight) for ratio, weight, _ in known])
+    value = math.exp(centre) if len(known) > 1 else known[0][0]
+    half = join_halves([half and half * weight for _, weight, half in known])
     if half is None:
         return MeanRatio(value, None, None)
-    reach = half / math.fsum(weights)
+    reach = half / math.fsum(weight for _, weight, _ in known)
     return MeanRatio(value, math.exp(centre - reach), math.exp(min(centre + reach, LARGEST_LOG)))
 
 
@@ -126,13 +116,15 @@ def _interval(time_ms: float | None, record: Measurement) -> TimeInterval | None
     return TimeInterval(*widened_interval(time_ms, record.bounds, default_spread(device)), "")
 
 
-def _speedup_half(latency_ms: float | None, reference_ms: float | None, reported: ReportedTrace) -> float | None:
-    """Return half the interval of a speed-up, as a logarithm; None unless the intervals of both times are recorded."""
-    times = ((latency_ms, reported.measurement), (reference_ms, reported.baseline))
-    return join_halves(
-        [_half(time_ms, _interval(time_ms, record)) if record.interval else None for time_ms, record in times]
-    )
+def _half(time_ms: float | None, record: Measurement) -> float | None:
+    interval = _interval(time_ms, record)
+    return log_half_of(time_ms, *interval.bounds) if time_ms and interval is not None else None
 
 
-def _half(time_ms: float | None, interval: TimeInterval | None) -> float | None:
-    return log_half_of(time_ms, interval.low_ms, interval.high_ms) if time_ms and interval is not None else None
+def _half_of_speedup(item: Result) -> float | None:
+    """Return half the interval of a speed-up over the reference, as a logarithm; None unless the intervals of both
+    times are recorded."""
+    times = ((item.latency_ms, item.measurement), (item.reference_ms, item.reported.baseline))
+    if item.baseline_ms is not None or not all(record.interval for _, record in times):
+        return None
+    return join_halves([_half(time_ms, record) for time_ms, record in times])

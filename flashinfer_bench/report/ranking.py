@@ -10,7 +10,7 @@ latencies, the fastest of these counts. First place needs a confirmed latency if
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from operator import attrgetter
 from statistics import fmean
 from typing import Any, Final, Literal
@@ -18,8 +18,8 @@ from typing import Any, Final, Literal
 from flashinfer_bench.data.measurement import CONFIRMED, join_standings, lead_confirmed
 from flashinfer_bench.data.sets.results import Result, group, lowest_of
 from flashinfer_bench.data.sets.scores import score_of
-from flashinfer_bench.data.sets.weights import differ, weighted_geometric_mean, weighted_mean
-from flashinfer_bench.report.intervals import MeanRatio, mean_speedup
+from flashinfer_bench.data.sets.weights import differ, weighted_mean
+from flashinfer_bench.report.intervals import MeanRatio, mean_of, mean_speedup
 from flashinfer_bench.report.summary import basis_of
 
 GroupKey = Literal["author", "op_type", "hardware"]
@@ -28,9 +28,9 @@ FAST_P: Final = (0.0, 0.5, 0.8, 1.0, 1.2, 1.5, 2.0, 3.0, 5.0, 10.0)
 """The values of p. fast_p is the share of workloads with a passing verdict and a ratio above p."""
 _Times = Mapping[tuple[str, str, str], float]
 """(definition, workload, hardware) → latency."""
-_Weights = Mapping[str, Mapping[str, float]]
-"""Hardware → definition → sum of the workloads' weights."""
-_key = attrgetter("definition", "workload", "hardware")
+_Weights = Mapping[str, float]
+"""Definition → sum of the workloads' weights."""
+_workload = attrgetter("definition", "workload", "hardware")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,16 +117,15 @@ def rank_by_author(results: Iterable[Result], without: str | None = None) -> lis
         without: the author of the baseline, who has no row.
     """
     kept = [item for item in results if not item.reported.run.quick]
-    fastest = lowest_of(kept)
-    weights = {_key(item): item.weight for item in kept}
-    passed = {key: weights[key] for key in fastest}
-    scored = {_key(item): item.weight for item in kept if item.sol_baseline}
-    weighted = differ(weights.values())
-    rows = [
-        replace(_author_row(items, fastest, _add_up(passed), _add_up(scored)), weighted=weighted)
-        for (author, _), items in group(kept, attrgetter("author", "hardware")).items()
-        if author != without
-    ]
+    weighted = differ({_workload(item): item.weight for item in kept}.values())
+    rows = []
+    for items in group(kept, attrgetter("hardware")).values():
+        fastest = lowest_of(items)
+        passed = _sum_weights(item for item in items if _workload(item) in fastest)
+        scored = _sum_weights(item for item in items if item.sol_baseline)
+        for author, own in group(items, attrgetter("author")).items():
+            if author != without:
+                rows.append(_author_row(own, fastest, passed, scored, weighted=weighted))
     rows.sort(key=lambda row: (row.hardware, -(row.fastest_share or 0.0), -(row.score or 0.0), row.author))
     return lead_confirmed(rows, attrgetter("hardware"), attrgetter("standing"))
 
@@ -168,9 +167,8 @@ def count_winners(contests: Sequence[Sequence[Result]], key: GroupKey) -> list[W
 
 def roofline_share_of(results: Iterable[Result]) -> float | None:
     """Return the geometric mean of the known shares of the roofline, for ranked results."""
-    shares = [(item.reported.roofline.share or 0.0, item.weight) for item in results if item.is_ranked]
-    known = [(share, weight) for share, weight in shares if share > 0]
-    return weighted_geometric_mean(known) if known else None
+    mean = mean_of((item.reported.roofline.share, item.weight, None) for item in results if item.is_ranked)
+    return mean and mean.value
 
 
 def _figures(items: Sequence[Result]) -> dict[str, Any]:
@@ -191,51 +189,60 @@ def _ratios(results: Iterable[Result]) -> list[tuple[float, float]]:
     return [(item.speedup, item.weight) for item in results if item.is_ranked and item.speedup]
 
 
-def _author_row(items: Sequence[Result], fastest: _Times, passed: _Weights, scored: _Weights) -> AuthorRow:
-    author, hardware = items[0].author, items[0].hardware
-    workloads, floors = passed.get(hardware, {}), scored.get(hardware, {})
+def _author_row(
+    items: Sequence[Result], fastest: _Times, passed: _Weights, scored: _Weights, *, weighted: bool
+) -> AuthorRow:
+    """Return the row of an author's results on one kind of hardware.
+
+    Args:
+        items: the author's results.
+        fastest: the fastest latency of each workload.
+        passed: the weights of the workloads with a fastest latency.
+        scored: the weights of the workloads with a floor.
+        weighted: whether the workloads of the ranking have different weights.
+    """
     best, scores, shares, sol_scores = [], [], 0.0, 0.0
     for name, own in group(items, attrgetter("definition")).items():
         solutions = group(own, attrgetter("solution")).values()
         sums = [sum((item.sol_score or 0.0) * item.weight for item in one) for one in solutions]
-        sol_scores += max(sums) / floors.get(name, 1.0)
-        shares += max(_fastest_share(one, fastest) for one in solutions) / workloads.get(name, 1.0)
+        sol_scores += max(sums) / scored.get(name, 1.0)
+        shares += max(_fastest_share(one, fastest) for one in solutions) / passed.get(name, 1.0)
         chosen = max(solutions, key=_merit)
         best += chosen
         scores.append(_score(chosen))
     ratios = _ratios(best)
     known = [score for score in scores if score is not None]
     standing = join_standings(item.standing for item in items)
-    is_compared = bool(workloads) and any(item.is_ranked or not item.is_passed for item in items)
+    is_compared = bool(passed) and any(item.is_ranked or not item.is_passed for item in items)
     return AuthorRow(
-        author=author,
-        hardware=hardware,
+        author=items[0].author,
+        hardware=items[0].hardware,
         score=fmean(known) if known else None,
         workloads=len(best),
         compared=len(ratios),
         win_rate=weighted_mean([(ratio > 1, weight) for ratio, weight in ratios]) if ratios else None,
-        fastest_share=shares / len(workloads) if is_compared else None,
+        fastest_share=shares / len(passed) if is_compared else None,
         standing=standing,
         confirmed=standing == CONFIRMED,
-        sol_score=sol_scores / len(floors) if floors else None,
+        sol_score=sol_scores / len(scored) if scored else None,
         sol_basis=basis_of(items),
+        weighted=weighted,
         **_figures(best),
     )
 
 
-def _add_up(weights: Mapping[tuple[str, str, str], float]) -> _Weights:
-    """Sum weights by definition, workload and hardware over the workloads."""
-    sums: dict[str, dict[str, float]] = {}
-    for (definition, _, hardware), weight in weights.items():
-        known = sums.setdefault(hardware, {})
-        known[definition] = known.get(definition, 0.0) + weight
+def _sum_weights(results: Iterable[Result]) -> _Weights:
+    """Return definition → sum of the weights of its workloads."""
+    sums: dict[str, float] = {}
+    for (definition, *_), weight in {_workload(item): item.weight for item in results}.items():
+        sums[definition] = sums.get(definition, 0.0) + weight
     return sums
 
 
 def _fastest_share(own: Sequence[Result], fastest: _Times) -> float:
     """Return the weighted sum of fastest latency / own latency over the workloads. A failed workload counts 0."""
     ranked = ((item, item.latency_ms) for item in own if item.is_ranked and item.latency_ms)
-    return sum(item.weight * min(1.0, fastest[_key(item)] / latency) for item, latency in ranked)
+    return sum(item.weight * min(1.0, fastest[_workload(item)] / latency) for item, latency in ranked)
 
 
 def _score(own: Sequence[Result]) -> float | None:
@@ -245,6 +252,5 @@ def _score(own: Sequence[Result]) -> float | None:
 
 
 def _merit(own: Sequence[Result]) -> tuple[float, int, float]:
-    latencies = [(item.latency_ms, item.weight) for item in own if item.latency_ms is not None]
-    fastest = -weighted_geometric_mean(latencies) if latencies else 0.0
-    return _score(own) or 0.0, sum(item.is_passed for item in own), fastest
+    latency = mean_of((item.latency_ms, item.weight, None) for item in own)
+    return _score(own) or 0.0, sum(item.is_passed for item in own), -latency.value if latency is not None else 0.0

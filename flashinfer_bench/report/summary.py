@@ -20,8 +20,16 @@ from flashinfer_bench.data import TraceSet
 from flashinfer_bench.data.evaluation import EvaluationStatus
 from flashinfer_bench.data.measurement import CONFIRMED, join_standings, lead_confirmed
 from flashinfer_bench.data.sets.results import RANKING, Result, group, mean_sol_score
-from flashinfer_bench.data.sets.weights import differ, weighted_geometric_mean
-from flashinfer_bench.report.intervals import MeanRatio, TimeInterval, half_of, interval_of, mean_of, mean_speedup
+from flashinfer_bench.data.sets.weights import differ
+from flashinfer_bench.report.intervals import (
+    MeanRatio,
+    TimeInterval,
+    half_of,
+    interval_of,
+    mean_of,
+    mean_speedup,
+    overlap,
+)
 from flashinfer_bench.report.timing import QUICK, Timing, count_timing
 from flashinfer_bench.report.verdict import caveat_in, reason_of
 
@@ -199,7 +207,8 @@ def best_by_definition(results: Iterable[Result], by: Merit = "speedup") -> list
     best = []
     for contest in group(rows, attrgetter("definition", "hardware")).values():
         first, *others = lead_confirmed(sorted(contest, key=order), lambda row: order(row)[:2], attrgetter("standing"))
-        ties = [row for row in others if order(row)[:2] == (False, -first.passed) and _meet(first, row)]
+        rivals = [row for row in others if order(row)[:2] == (False, -first.passed)]
+        ties = [row for row in rivals if overlap(*(one.mean and one.mean.interval for one in (first, row)))]
         best.append(replace(first, ties=tuple(ties)))
     return best
 
@@ -240,23 +249,19 @@ def _row(
         failures=_group_failures(item for item in items if not item.is_passed),
         standing=standing,
         confirmed=standing == CONFIRMED,
-        mean=mean_of(latencies, list(map(half_of, timed)), [item.weight for item in timed]),
+        mean=mean_of((item.latency_ms, item.weight, half_of(item)) for item in timed),
         interval_share=max((interval.half_share for interval in intervals), default=None),
         sol_score=mean_sol_score(items, sum(pending)),
         sol_basis=basis_of(items),
-        compile_speedup=mean_ratio((item.compile_speedup, item.weight) for item in passed),
+        compile_speedup=mean_compile_speedup(passed),
         weighted=differ([*(item.weight for item in items), *pending]),
     )
 
 
-def mean_ratio(ratios: Iterable[tuple[float | None, float]]) -> float | None:
-    """Return the geometric mean of the known ratios; None if no ratio is known.
-
-    Args:
-        ratios: each ratio with its weight; None for an unknown ratio.
-    """
-    known = [(ratio, weight) for ratio, weight in ratios if ratio is not None]
-    return weighted_geometric_mean(known) if len(known) > 1 else next(iter(known), (None,))[0]
+def mean_compile_speedup(results: Iterable[Result]) -> float | None:
+    """Return the geometric mean of the known speed-ups over the compiled reference; None if none is known."""
+    mean = mean_of((item.compile_speedup, item.weight, None) for item in results)
+    return mean and mean.value
 
 
 def basis_of(items: Iterable[Result]) -> tuple[str, ...]:
@@ -282,12 +287,9 @@ def _rank(row: SummaryRow) -> tuple[str, bool, str, bool, float, float, float, s
 
 def _ties(ranked: Sequence[Result]) -> list[Result]:
     """Return the results whose intervals overlap the interval of the first result."""
-    first, *others = ranked
-    interval = interval_of(first)
-    if interval is None or not first.measurement.meaningful:
-        return []
-    rivals = [(item, interval_of(item)) for item in others if item.measurement.meaningful]
-    return [item for item, other in rivals if other is not None and interval.meets(other)]
+    timed = [item for item in ranked if item.measurement.meaningful]
+    bounds = [interval and interval.bounds for interval in map(interval_of, timed)]
+    return [item for item, own in zip(timed[1:], bounds[1:], strict=True) if overlap(bounds[0], own)]
 
 
 def _workload_row(item: Result, ranked: Sequence[Result], ties: Sequence[Result]) -> WorkloadRow:
@@ -304,10 +306,3 @@ def _workload_row(item: Result, ranked: Sequence[Result], ties: Sequence[Result]
         is_best=any(item is one for one in ranked[:1]),
         is_tie=any(item is tie for tie in ties),
     )
-
-
-def _meet(*rows: SummaryRow) -> bool:
-    """Return whether the intervals of two geometric means overlap."""
-    means = [row.mean for row in rows if row.mean is not None]
-    bounds = [(mean.low, mean.high) for mean in means if mean.low is not None and mean.high is not None]
-    return len(bounds) == len(rows) and max(low for low, _ in bounds) <= min(high for _, high in bounds)

@@ -28,8 +28,9 @@ from fastapi import HTTPException
 from flashinfer_bench.bench.engine import Engine
 from flashinfer_bench.bench.task import Task
 from flashinfer_bench.data import Solution, Trace
+from flashinfer_bench.data.sets.results import list_results
 from flashinfer_bench.errors import Fault, FlashInferBenchError, QueueFull
-from flashinfer_bench.report.intervals import read_speedup
+from flashinfer_bench.report.intervals import mean_speedup
 from flashinfer_bench.serve.limits import ServeLimits
 from flashinfer_bench.serve.store import OPEN, TaskRow, TaskStore
 
@@ -339,6 +340,6 @@ def _verdict_event(trace: Trace) -> Event:
     if (evaluation := trace.evaluation) is not None:
         event["status"] = evaluation.status.value
         event["latency_ms"] = evaluation.performance.latency_ms if evaluation.performance is not None else None
-        speedup = read_speedup(evaluation)
+        speedup = mean_speedup(list_results(None, [trace]))
         event["speedup"] = speedup and speedup.value
     return event

@@ -56,10 +56,10 @@ def test_hardware_is_never_mixed_and_meaningless_times_are_not_ranked():
 
 
 def test_a_mean_has_the_interval_of_its_parts():
-    mean = mean_of([2.0, 8.0], [0.01, 0.01])
+    mean = mean_of([(2.0, 1.0, 0.01), (8.0, 1.0, 0.01), (None, 1.0, None)])
     assert mean.value == pytest.approx(4.0)
     assert mean.high / mean.value == pytest.approx(math.exp(math.sqrt(2) * 0.01 / 2))
-    assert mean_of([2.0, 8.0], [0.01, None]).low is None
+    assert mean_of([(2.0, 1.0, 0.01), (8.0, 1.0, None)]).low is None
 
 
 @pytest.fixture

@@ -64,7 +64,7 @@ def test_means_are_as_computed_by_hand(tmp_path):
     assert [score.avg_speedup, score.win_rate] == pytest.approx([(1.5 + 4 + 0.625) / 4.5, 1.5 / 4.5], abs=1e-6)
     assert score.weighted
     assert trace_set.get_best_trace("double").workload.uuid == "work_1"
-    mean = mean_of([2.0, 8.0], [0.01, 0.02], [3.0, 1.0])
+    mean = mean_of([(2.0, 3.0, 0.01), (8.0, 1.0, 0.02)])
     assert [log(mean.value, 2), log(mean.high / mean.value)] == pytest.approx([1.5, hypot(0.03, 0.02) / 4])
 
 

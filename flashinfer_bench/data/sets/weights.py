@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from math import exp, fsum, log
+from math import fsum
 
 from flashinfer_bench.data.trace import Trace
 
@@ -24,8 +24,3 @@ def differ(weights: Iterable[float]) -> bool:
 def weighted_mean(values: Weighted) -> float:
     """Return the arithmetic mean of at least one value."""
     return fsum(value * weight for value, weight in values) / fsum(weight for _, weight in values)
-
-
-def weighted_geometric_mean(values: Weighted) -> float:
-    """Return the geometric mean of at least one value above 0."""
-    return exp(weighted_mean([(log(value), weight) for value, weight in values]))
