@@ -36,7 +36,7 @@ from flashinfer_bench.data.sets.results import Result
 from flashinfer_bench.data.store.trace_lines import AnyTrace
 from flashinfer_bench.report.intervals import interval_of, mean_speedup
 from flashinfer_bench.report.summary import SummaryRow, WorkloadRow
-from flashinfer_bench.report.timing import Timing, describe_bounds, describe_flag, describe_ways, flags_of
+from flashinfer_bench.report.timing import Timing, describe_bounds, describe_flag, describe_ways, join_timings
 from flashinfer_bench.report.verdict import reason_of, to_one_line
 
 if TYPE_CHECKING:
@@ -209,7 +209,7 @@ def make_grid(rows: Sequence[WorkloadRow], names: Names) -> tuple[Cells, list[Li
         cells["Hardware"] = attrgetter("hardware")
     if letters := _letters(rows):
         cells["Flags"] = lambda line: ", ".join(
-            flag for flag in flags_of(row.timing for row in line.rows.values()) if flag in letters
+            flag for flag in join_timings([row.timing for row in line.rows.values()]).flags if flag in letters
         )
     return cells, lines
 
@@ -312,21 +312,21 @@ def _caveat_mark(row: SummaryRow, number: float | None) -> str:
 def _head(rows: Sequence[SummaryRow]) -> list[str]:
     """Return a line for each flag that all rows with a meaningful time have."""
     rows = _with_ties(rows)
-    timings, timed = [row.timing for row in rows], _timings_of(rows)
+    timing, timed = join_timings([row.timing for row in rows]), _timings_of(rows)
     which = "all rows" if len(timed) == len(rows) else "all rows with a meaningful time"
-    return [wrap_line(f"{which}: {describe_flag(flag, timings)}") for flag in _common_flags(rows)]
+    return [wrap_line(f"{which}: {describe_flag(flag, timing)}") for flag in _common_flags(rows)]
 
 
 def _notes(rows: Sequence[SummaryRow], *, in_words: bool = False) -> list[str]:
     """Return notes about marks, clocks, bounds and flags. Each flag has a letter unless `in_words` is true."""
     has_ties, rows = any(row.ties for row in rows), _with_ties(rows)
-    timings = [row.timing for row in rows]
+    timing = join_timings([row.timing for row in rows])
     return [
         *([TIE_NOTE] if has_ties else []),
         *standing_notes(rows),
-        *(line for line in (describe_ways(timings), describe_bounds(timings)) if line is not None),
+        *(line for line in (describe_ways(timing), describe_bounds(timing)) if line is not None),
         *(
-            wrap_line(("" if in_words else f"{letter} ") + describe_flag(flag, timings))
+            wrap_line(("" if in_words else f"{letter} ") + describe_flag(flag, timing))
             for flag, letter in _letters(rows).items()
         ),
         *dict.fromkeys(f"{TIMING_MARK} {row.timing_caveat}" for row in rows if row.timing_caveat is not None),
@@ -341,7 +341,9 @@ def _with_ties(rows: Sequence[SummaryRow]) -> list[SummaryRow]:
 def _common_flags(rows: Sequence[SummaryRow]) -> list[str]:
     """Return the flags that all rows with a meaningful time have, if there are at least two such rows."""
     timed = _timings_of(rows)
-    return [flag for flag in flags_of(timed) if len(timed) > 1 and all(flag in timing.flags for timing in timed)]
+    return [
+        flag for flag in join_timings(timed).flags if len(timed) > 1 and all(flag in timing.flags for timing in timed)
+    ]
 
 
 def _timings_of(rows: Sequence[SummaryRow]) -> list[Timing]:
@@ -352,5 +354,5 @@ def _timings_of(rows: Sequence[SummaryRow]) -> list[Timing]:
 def _letters(rows: Sequence[SummaryRow]) -> dict[str, str]:
     """Return flag → letter in the table, without the flags that all rows have."""
     common = _common_flags(rows)
-    flags = [flag for flag in flags_of(row.timing for row in rows) if flag not in common]
+    flags = [flag for flag in join_timings([row.timing for row in rows]).flags if flag not in common]
     return dict(zip(flags, ascii_lowercase, strict=False))

@@ -51,12 +51,11 @@ def count_timing(reported: Sequence[ReportedTrace]) -> Timing:
     records = [item.measurement for item in reported]
     known = [record for record in records if record.method]
     real = [record for record in records if record.meaningful]
-    flags = _count([flag for item in reported for flag in flags_in(item)])
     return Timing(
         ways=_count(_describe_way(record.method, record.cache_state, record.fallback) for record in known),
         replays=sum(record.launch == "graph" for record in known),
         unknown=len(records) - len(known),
-        flags={flag: flags[flag] for flag in _sort(flags)},
+        flags=_sort(_count(flag for item in reported for flag in flags_in(item))),
         bounds=_count(_describe_bound(record.bound, record.assurance) for record in real if record.bound),
     )
 
@@ -76,10 +75,19 @@ def flags_in(reported: ReportedTrace) -> list[str]:
     return [*(measured.flags if measured.meaningful else ()), *filter(conditions.get, conditions)]
 
 
-def describe_ways(timings: Sequence[Timing]) -> str | None:
-    """Return a line on the timing of all rows; None if no trace has a record."""
-    ways = _add(timing.ways for timing in timings)
-    unknown, replays = sum(timing.unknown for timing in timings), sum(timing.replays for timing in timings)
+def join_timings(timings: Sequence[Timing]) -> Timing:
+    """Return the timing of all rows together."""
+    ways, flags, bounds = (
+        sum((Counter(getattr(timing, name)) for timing in timings), Counter[str]())
+        for name in ("ways", "flags", "bounds")
+    )
+    replays, unknown = (sum(getattr(timing, name) for timing in timings) for name in ("replays", "unknown"))
+    return Timing(ways, replays, unknown, _sort(flags), bounds)
+
+
+def describe_ways(timing: Timing) -> str | None:
+    """Return a line on the timing of the rows; None if no trace has a record."""
+    ways, unknown, replays = Counter(timing.ways), timing.unknown, timing.replays
     count = ways.total() + unknown
     parts = [way if number == count else f"{number} of {count} {way}" for way, number in ways.most_common()]
     parts += [f"{unknown} of {count} do not say how"] if unknown else []
@@ -87,23 +95,17 @@ def describe_ways(timings: Sequence[Timing]) -> str | None:
     return f"timed {'; '.join(parts)}{graphs}" if ways else None
 
 
-def describe_bounds(timings: Sequence[Timing]) -> str | None:
+def describe_bounds(timing: Timing) -> str | None:
     """Return a line on the bounds and the assurance of latencies; None if no trace has bounds."""
-    bounds = _add(timing.bounds for timing in timings)
-    parts = [f"{bound} ({number})" if len(bounds) > 1 else bound for bound, number in bounds.most_common()]
+    bounds = Counter(timing.bounds).most_common()
+    parts = [f"{bound} ({number})" if len(bounds) > 1 else bound for bound, number in bounds]
     return f"bound of the latencies: {', '.join(parts)}" if bounds else None
 
 
-def describe_flag(flag: str, timings: Sequence[Timing]) -> str:
+def describe_flag(flag: str, timing: Timing) -> str:
     """Return the meaning of a flag, and the number of workloads with the flag."""
-    count = sum(timing.unknown + sum(timing.ways.values()) for timing in timings)
-    flagged = sum(timing.flags.get(flag, 0) for timing in timings)
-    return f"{flag}, {flagged} of {count}" + (f": {MEANINGS[flag]}" if flag in MEANINGS else "")
-
-
-def flags_of(timings: Iterable[Timing]) -> list[str]:
-    """Return the flags of all rows, each once, in a fixed order."""
-    return _sort(flag for timing in timings for flag in timing.flags)
+    count = timing.unknown + sum(timing.ways.values())
+    return f"{flag}, {timing.flags[flag]} of {count}" + (f": {MEANINGS[flag]}" if flag in MEANINGS else "")
 
 
 @lru_cache(1 << 10)
@@ -118,14 +120,10 @@ def _describe_bound(bound: str, assurance: str) -> str:
     return to_one_line(f"{BOUNDS.get(bound, bound)}{f' at {assurance} assurance' if assurance else ''}")
 
 
-def _sort(flags: Iterable[str]) -> list[str]:
-    found = set(flags)
-    return [*filter(found.__contains__, MEANINGS), *sorted(found.difference(MEANINGS))]
+def _sort(flags: Mapping[str, int]) -> dict[str, int]:
+    """Return the flags in the order of their meanings, then all unknown flags."""
+    return {flag: flags[flag] for flag in (*MEANINGS, *sorted(flags.keys() - MEANINGS.keys())) if flag in flags}
 
 
 def _count(words: Iterable[str]) -> dict[str, int]:
     return {to_one_line(word): number for word, number in Counter(words).items() if word}
-
-
-def _add(counts: Iterable[Mapping[str, int]]) -> Counter[str]:
-    return sum(map(Counter, counts), Counter())

@@ -9,7 +9,7 @@ from flashinfer_bench.data.measurement import ReportedTrace, read_reported
 from flashinfer_bench.report.blind import find_blind
 from flashinfer_bench.report.comparable import comparison_keys, find_difference
 from flashinfer_bench.report.decision import decide, join_halves, log_half_of
-from flashinfer_bench.report.timing import count_timing, describe_bounds, describe_flag, describe_ways
+from flashinfer_bench.report.timing import count_timing, describe_bounds, describe_flag, describe_ways, join_timings
 from flashinfer_bench.report.verdict import first_reason, to_one_line
 from flashinfer_bench.timing.measurement import EVENTS_ASKED_FOR
 from tests.kit import make_evaluation, make_trace, make_workload
@@ -60,16 +60,16 @@ def read_timing(evaluations):
     ],
 )
 def test_a_line_says_how_times_were_taken(evaluations, line):
-    assert describe_ways([read_timing([evaluation]) for evaluation in evaluations]) == line
+    assert describe_ways(join_timings([read_timing([evaluation]) for evaluation in evaluations])) == line
 
 
 def test_a_line_has_the_bounds_of_latencies_and_the_assurance():
     chain, floor = (timed(bound=bound, assurance="standard") for bound in ("chain", "floor"))
     reported = "bound of the latencies: a gated chain of calls at standard assurance (2), the least time"
-    assert describe_bounds([read_timing([chain, chain, floor, timed()])]).startswith(reported)
-    assert describe_bounds([read_timing([timed()])]) is None
+    assert describe_bounds(read_timing([chain, chain, floor, timed()])).startswith(reported)
+    assert describe_bounds(read_timing([timed()])) is None
     indicative = read_timing([timed("wall", bound="none")])
-    assert describe_bounds([indicative]) == "bound of the latencies: none (indicative)"
+    assert describe_bounds(indicative) == "bound of the latencies: none (indicative)"
 
 
 def test_measurements_of_foreign_files_cannot_break_a_report():
@@ -83,7 +83,7 @@ def test_verdicts_of_an_older_protocol_and_without_a_sandbox_are_marked():
     runs = (None, now, {"hardware": "x"}, now | {"sandbox": "none"})
     timing = read_timing([timed(run={"fingerprint": fingerprint}) for fingerprint in runs])
     assert timing.flags == {"older_protocol": 1, "no_sandbox": 1}
-    assert all(": " in describe_flag(mark, [timing]) for mark in timing.flags)
+    assert all(": " in describe_flag(mark, timing) for mark in timing.flags)
 
 
 def test_a_noisy_reference_flags_the_speed_up_of_a_meaningful_time():

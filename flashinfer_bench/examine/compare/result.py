@@ -234,7 +234,7 @@ class Comparison:
     def warnings(self) -> list[str]:
         """A line for each flag of the times of a side."""
         sides = self.timings.items()
-        return [f"{side}: {describe_flag(flag, [timing])}" for side, timing in sides for flag in timing.flags]
+        return [f"{side}: {describe_flag(flag, timing)}" for side, timing in sides for flag in timing.flags]
 
     @property
     def overall(self) -> Ratio | None:
