@@ -37,14 +37,6 @@ class Cost:
     unit: Unit = "fp32"
     """The unit that runs the operations: a key of `Peak.tflops`."""
 
-    def tflops(self, milliseconds: float) -> float:
-        """Return the rate of a call of this duration, in 10^12 operations a second."""
-        return self.flops / TERA / (milliseconds / 1e3)
-
-    def tb_per_sec(self, milliseconds: float) -> float:
-        """Return the rate of a call of this duration, in 10^12 bytes a second."""
-        return self.bytes / TERA / (milliseconds / 1e3)
-
 
 def size_of(dtype: str) -> float:
     """Return the bytes of one element; half a byte for a 4-bit element."""

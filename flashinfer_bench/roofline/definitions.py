@@ -192,23 +192,18 @@ def find_causal(definition: Definition) -> bool | None:
     return None
 
 
-def count_pairs(queries: Sequence[int], keys: Sequence[int], *, causal: bool) -> int:
-    """Count the pairs of a query and a key in which the query sees the key.
+def _pairs(sized: Sized, queries: Sequence[int], keys: Sequence[int]) -> int:
+    """Count the pairs of a query and a key in which the query sees the key, under the definition's mask.
 
     With a causal mask the last query sees all keys, and each query before it sees one key less, down to zero.
     """
-    pairs = list(zip(queries, keys, strict=True))
-    if not causal:
-        return sum(q * kv for q, kv in pairs)
-    return sum(seeing * (2 * kv - seeing + 1) // 2 for seeing, kv in ((min(q, kv), kv) for q, kv in pairs))
-
-
-def _pairs(sized: Sized, queries: Sequence[int], keys: Sequence[int]) -> int:
-    """Count the pairs under the definition's mask."""
     if min([*queries, *keys], default=0) < 0 or prod(sized.rows[:-1]) != sum(queries) * sized["num_qo_heads"]:
         raise LookupError
     causal = find_causal(sized.definition) if "qo_indptr" in sized else False
-    masked, every = count_pairs(queries, keys, causal=True), count_pairs(queries, keys, causal=False)
+    pairs = list(zip(queries, keys, strict=True))
+    every = sum(q * kv for q, kv in pairs)
+    seeing = [(min(q, kv), kv) for q, kv in pairs]
+    masked = sum(q * (2 * kv - q + 1) // 2 for q, kv in seeing)
     if causal is None and masked != every:
         raise LookupError  # the mask matters, and is unknown
     return every if causal is False else masked

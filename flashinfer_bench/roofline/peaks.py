@@ -50,14 +50,17 @@ class Peak:
         as_wide = UNITS[UNITS.index(unit) :: -1]
         return next((self.tflops[name] for name in as_wide if name in self.tflops), max(self.tflops.values()))
 
-    def limits_ms(self, cost: Cost) -> tuple[float, float]:
-        """Return the shortest times for the arithmetic and for the bytes of a call."""
-        return cost.flops / TERA / self.operations(cost.unit) * 1e3, cost.bytes / TERA / self.tb_per_sec * 1e3
+    def floor(self, cost: Cost, *, from_memory: bool = False) -> tuple[float, str]:
+        """Return the least time of a call in ms, and what binds it: "compute" or "memory".
 
-    def floor(self, cost: Cost) -> tuple[float, str]:
-        """Return the least possible time of a call, and what binds it. Bytes that fit into the cache do not count."""
-        compute_ms, memory_ms = self.limits_ms(cost)
-        return _bind(compute_ms, memory_ms if cost.bytes > self.l2_bytes else 0.0)
+        Args:
+            cost: the cost of the call.
+            from_memory: whether bytes count that fit into the cache. Then a call with a warm cache may take less time.
+        """
+        compute_ms = cost.flops / TERA / self.operations(cost.unit) * 1e3
+        memory_ms = cost.bytes / TERA / self.tb_per_sec * 1e3
+        is_bound = memory_ms > compute_ms and (from_memory or cost.bytes > self.l2_bytes)
+        return (memory_ms, "memory") if is_bound else (compute_ms, "compute")
 
 
 PEAKS: Final = (
@@ -118,12 +121,13 @@ def describe_time(
     """
     if milliseconds <= 0:
         return None
+    seconds = milliseconds / 1e3
     record: dict[str, Any] = {"flops": cost.flops, "bytes": cost.bytes, "unit": cost.unit}
-    record |= {"tflops": cost.tflops(milliseconds), "tb_per_sec": cost.tb_per_sec(milliseconds)}
+    record |= {"tflops": cost.flops / TERA / seconds, "tb_per_sec": cost.bytes / TERA / seconds}
     peak, vendor = choose_peak(cost, device_name, measured), find_peak(device_name)
     if peak is None:
         return record
-    floor_ms, bound = _bind(*peak.limits_ms(cost))
+    floor_ms, bound = peak.floor(cost, from_memory=True)
     record |= {"share": floor_ms / milliseconds, "bound": bound, "floor_ms": floor_ms, "peak": peak.label}
     if vendor is None:
         return record
@@ -134,7 +138,3 @@ def describe_time(
             f"{bound}): work was skipped, the clock is wrong, or the cost is counted too high"
         )
     return record
-
-
-def _bind(compute_ms: float, memory_ms: float) -> tuple[float, str]:
-    return max((compute_ms, "compute"), (memory_ms, "memory"), key=lambda limit: limit[0])

@@ -102,19 +102,23 @@ class Module:
     def __init__(self, image: bytes) -> None:
         self._image = image + b"\0"
         self._handle = ctypes.c_void_p()
+        self._launchers: dict[tuple[str, int, int, int], Launcher] = {}
         check(driver().cuModuleLoadData(ctypes.byref(self._handle), self._image), "loading the timing kernels")
 
-    def kernel(self, name: str) -> ctypes.c_void_p:
-        """Return the kernel of that name."""
-        result = ctypes.c_void_p()
-        check(driver().cuModuleGetFunction(ctypes.byref(result), self._handle, name.encode()), f"finding {name}")
-        return result
+    def launcher(self, name: str, arguments: int = 0, blocks: int = 1, threads: int = 1) -> Launcher:
+        """Return the launcher of the kernel of that name; the same one for the same numbers."""
+        key = name, arguments, blocks, threads
+        if key not in self._launchers:
+            kernel = ctypes.c_void_p()
+            check(driver().cuModuleGetFunction(ctypes.byref(kernel), self._handle, name.encode()), f"finding {name}")
+            self._launchers[key] = Launcher(kernel, arguments, blocks, threads)
+        return self._launchers[key]
 
 
 class Launcher:
     """Launches one kernel whose arguments are 64-bit integers. The arguments are copied at each launch."""
 
-    def __init__(self, kernel: ctypes.c_void_p, *, blocks: int, threads: int, arguments: int) -> None:
+    def __init__(self, kernel: ctypes.c_void_p, arguments: int, blocks: int, threads: int) -> None:
         self._kernel = kernel
         self._shape = (blocks, 1, 1, threads, 1, 1, 0)
         self._values = [ctypes.c_uint64() for _ in range(arguments)]

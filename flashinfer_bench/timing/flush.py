@@ -69,15 +69,11 @@ class GpuQueue:
         self._device = device
         properties = torch.cuda.get_device_properties(device)
         torch.cuda.current_stream(device)
-        module = driver.Module(image if image is not None else kernel_image())
+        launcher = driver.Module(image if image is not None else kernel_image()).launcher
         blocks = int(properties.multi_processor_count) * BLOCKS_PER_PROCESSOR
-
-        def launcher(name: str, arguments: int, blocks: int = 1, threads: int = 1) -> driver.Launcher:
-            return driver.Launcher(module.kernel(name), blocks=blocks, threads=threads, arguments=arguments)
-
         self._delay, self._move = launcher(DELAY_KERNEL, 1), launcher(MOVE_KERNEL, 2)
         self._flush = launcher(FLUSH_KERNEL, 2, blocks, FLUSH_THREADS)
-        self._empty, self._link = launcher(EMPTY_KERNEL, 0), launcher(EMPTY_KERNEL, 0, CHAIN_BLOCKS, CHAIN_THREADS)
+        self._empty, self._link = launcher(EMPTY_KERNEL), launcher(EMPTY_KERNEL, 0, CHAIN_BLOCKS, CHAIN_THREADS)
         self._words = torch.zeros(2 * LINE_BYTES, dtype=torch.uint8, device=device)
         self._buffer = torch.zeros(FLUSH_SHARE * int(properties.L2_cache_size), dtype=torch.uint8, device=device)
         torch.cuda.synchronize(device)

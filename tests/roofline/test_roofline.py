@@ -11,7 +11,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from flashinfer_bench.roofline.cost import Cost
-from flashinfer_bench.roofline.definitions import count_pairs, find_cost
+from flashinfer_bench.roofline.definitions import find_cost
 from flashinfer_bench.roofline.measured import MeasuredPeaks, find_peaks_file, read_peaks
 from flashinfer_bench.roofline.peaks import Peak, describe_time, find_peak
 from flashinfer_bench.roofline.workloads import cost_of_workload, read_integers
@@ -190,15 +190,13 @@ def test_prefill_is_causal_if_its_definition_says_so():
     assert flops_of("gqa_ragged_prefill_non_causal_h2") == ALL
     assert flops_of("acausal_h2", ("stage:prefill",)) is None
     assert flops_of("prefill", axes={**AXES, "total_q": 2}, qo_indptr=[0, 1, 2]) == 7  # the mask hides nothing
+    long = {**AXES, "total_q": 9}
+    assert flops_of("prefill_causal", axes=long, qo_indptr=[0, 9, 9], kv_indptr=[0, 2, 7]) == 1 + 2  # 7 see nothing
 
 
 @pytest.mark.parametrize("offsets", [[0, 3, 6], [0, 5], [3, 0, 5], [0, 6, 5]])
 def test_offsets_that_contradict_the_queries_tell_no_cost(offsets):
     assert flops_of("prefill_causal", qo_indptr=offsets) is None
-
-
-def test_of_more_queries_than_keys_the_first_see_nothing():
-    assert count_pairs([9], [2], causal=True) == 1 + 2
 
 
 def test_lengths_are_read_from_the_blob_and_a_stated_cost_is_believed(tmp_path):

@@ -171,8 +171,7 @@ class ChainKernels:
 
     def __init__(self, image: bytes, device: torch.device) -> None:
         self._device = device
-        self._module = driver.Module(image)
-        self._launchers: dict[tuple[str, int, int], driver.Launcher] = {}
+        self._launcher = driver.Module(image).launcher
         self._processors = int(torch.cuda.get_device_properties(device).multi_processor_count)
         self._key = torch.zeros(1, dtype=torch.int64, device=device)
         self._parts = torch.zeros(self._processors * WORD_BYTES, dtype=torch.uint8, device=device)
@@ -223,7 +222,7 @@ class ChainKernels:
             some = sizes[at * AT_ONCE : (at + 1) * AT_ONCE]
             blocks = max(1, min(self._processors, -(-sum(some) // COMMIT_BYTES)))
             shape = blocks, threads_for(-(-sum(some) // WORD_BYTES // blocks))
-            launch = self._launcher("flashinfer_bench_commit", shape, 2 * AT_ONCE + 3)
+            launch = self._launcher("flashinfer_bench_commit", 2 * AT_ONCE + 3, *shape)
             launches.append((launch, some, digest + at * WORD_BYTES))
 
         def commit(addresses: Sequence[int]) -> None:
@@ -236,16 +235,8 @@ class ChainKernels:
         return commit
 
     def _launch(self, name: str, shape: tuple[int, int], *arguments: int) -> None:
-        launch = self._launcher(name, shape, len(arguments))
+        launch = self._launcher(name, len(arguments), *shape)
         launch(torch.cuda.current_stream(self._device).cuda_stream, *arguments)
-
-    def _launcher(self, name: str, shape: tuple[int, int], arguments: int) -> driver.Launcher:
-        key = (name, *shape)
-        if key not in self._launchers:
-            blocks, threads = shape
-            kernel = self._module.kernel(name)
-            self._launchers[key] = driver.Launcher(kernel, blocks=blocks, threads=threads, arguments=arguments)
-        return self._launchers[key]
 
 
 def count_launches(nbytes: int) -> int:

@@ -199,12 +199,11 @@ def open_writer(device: torch.device) -> Writer:
 def _find_kernel(device: torch.device) -> driver.Launcher:
     torch.cuda.current_stream(device)  # makes the context
     source = Path(__file__).with_name("content_kernel.ptx").read_bytes()
+    blocks = torch.cuda.get_device_properties(device).multi_processor_count * BLOCKS_PER_PROCESSOR
     try:
-        kernel = driver.Module(driver.assemble(source)).kernel("flashinfer_bench_write")
+        return driver.Module(driver.assemble(source)).launcher("flashinfer_bench_write", 4, blocks, THREADS)
     except (OSError, driver.DriverError) as error:
         raise DeviceFault(f"the kernel that writes inputs of calls does not load: {error}") from error
-    blocks = torch.cuda.get_device_properties(device).multi_processor_count * BLOCKS_PER_PROCESSOR
-    return driver.Launcher(kernel, blocks=blocks, threads=THREADS, arguments=4)
 
 
 def _draw_factors(chance: np.random.Generator, shape: tuple[int, ...]) -> torch.Tensor:
