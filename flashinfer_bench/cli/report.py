@@ -66,8 +66,8 @@ from flashinfer_bench.data.workload import find_named
 from flashinfer_bench.errors import ConfigError, DataSetError, Fault, UsageError
 from flashinfer_bench.report.changes import GONE, NEW, VERDICT, find_changes, find_epochs
 from flashinfer_bench.report.decision import FASTER, SAME, SLOWER, THRESHOLD, UNKNOWN
-from flashinfer_bench.report.export import EXPORT_FORMATS, make_export
-from flashinfer_bench.report.kernelbench import KERNELBENCH, make_results_file
+from flashinfer_bench.report.export import EXPORT_FORMATS, JSON_FORMATS, make_export
+from flashinfer_bench.report.kernelbench import KERNELBENCH
 from flashinfer_bench.report.ranking import FAST_P, GROUP_KEYS, count_winners, group_by, rank_by_author
 from flashinfer_bench.report.summary import (
     SummaryRow,
@@ -78,7 +78,7 @@ from flashinfer_bench.report.summary import (
     rank_by_workload,
     summarise,
 )
-from flashinfer_bench.report.trackers import TRACKERS, make_tracker_file
+from flashinfer_bench.report.trackers import TRACKERS
 from flashinfer_bench.report.verdict import to_one_line
 
 BASELINE_FLAG: Final = {
@@ -91,7 +91,6 @@ NONE_PASSED = (
     "`flashinfer-bench report summary` says why the others failed"
 )
 NONE_RANKED: Final = "note: there is no whole verdict to rank; quick looks do not count"
-JSON_FORMATS: Final = (*TRACKERS, KERNELBENCH)
 SPARED: Final = ("#fast_1.5", "#fast_2", "#fast_1", "#Wins", "#Roofline")
 """Columns to drop, in this order, while a table is too wide. JSON and the pages have all columns."""
 AUTHOR_NOTES: Final = (
@@ -532,16 +531,11 @@ def execute_export(args: Namespace) -> int:
     if args.dir_or_file == "-" and form == "parquet":
         raise UsageError("Parquet is no text: name a file instead of -")
     path = path / (f"{form}.json" if form in JSON_FORMATS else f"traces.{form}") if is_folder else path
-    left_out = ""
-    if form in JSON_FORMATS:
-        make = make_tracker_file if form in TRACKERS else make_results_file
-        content, rows, others = make(form, trace_set, traces)
-        left_out = f"; {others.total()} left out: {list_counts(others)}" if others else ""
-        if not rows:
-            which = "passed with a time that counts" if form in TRACKERS else "is on a KernelBench task"
-            raise Fault(f"{args.dir_or_file}: not written, since no verdict {which}{left_out}")
-    else:
-        content, rows = make_export(form, trace_set, traces)
+    content, rows, others = make_export(form, trace_set, traces)
+    left_out = f"; {others.total()} left out: {list_counts(others)}" if others else ""
+    if form in JSON_FORMATS and not rows:
+        which = "passed with a time that counts" if form in TRACKERS else "is on a KernelBench task"
+        raise Fault(f"{args.dir_or_file}: not written, since no verdict {which}{left_out}")
     if args.dir_or_file == "-":
         write_out(content.decode())
         write_err(*([left_out.removeprefix("; ")] if left_out else []))

@@ -7,22 +7,17 @@ of the file, if the id is free.
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import count
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from flashinfer_bench.data.adapted import SOLUTION_FILE
-from flashinfer_bench.data.sets.results import Result, group, list_results, moment_of
-from flashinfer_bench.data.store.trace_lines import AnyTrace
+from flashinfer_bench.data.sets.results import Result, group, moment_of
 from flashinfer_bench.errors import UsageError
 from flashinfer_bench.report.verdict import reason_of
-
-if TYPE_CHECKING:
-    from flashinfer_bench.data.trace_set import TraceSet
 
 KERNELBENCH: Final = "kernelbench"
 TASK: Final = re.compile(r"(kernelbench(?:_l\d+)?)_(\d+)_.*")
@@ -30,15 +25,15 @@ NO_TASK: Final = "no task of KernelBench"
 OTHER_JOB: Final = "the same solution on other hardware or another workload"
 
 
-def make_results_file(_form: str, trace_set: TraceSet, traces: Iterable[AnyTrace]) -> tuple[bytes, int, Counter[str]]:
-    """Return the file, the number of samples, and reason → number of omitted verdicts.
+def make_eval_results(results: Sequence[Result]) -> tuple[dict[str, Any], int, Counter[str]]:
+    """Return the document, the number of samples, and reason → number of omitted verdicts.
 
     Raises:
         UsageError: the tasks have more than one level. Problem numbers would repeat, because each level starts at 1.
     """
     problems: dict[str, dict[int, Any]] = {}
     levels, left_out = Counter[str](), Counter[str]()
-    for items in group(list_results(trace_set, traces), attrgetter("definition", "solution")).values():
+    for items in group(results, attrgetter("definition", "solution")).values():
         item = _choose(items)
         task, named = TASK.fullmatch(item.definition), SOLUTION_FILE.search(item.solution)
         if task is None:
@@ -62,8 +57,7 @@ def make_results_file(_form: str, trace_set: TraceSet, traces: Iterable[AnyTrace
         }
     if len(levels) > 1:
         raise UsageError(f"several levels number their problems alike; choose: --op-types {' or '.join(levels)}")
-    found = {name: list(samples.values()) for name, samples in problems.items()}
-    return json.dumps(found, indent=1, allow_nan=False).encode() + b"\n", levels.total(), left_out
+    return {name: list(samples.values()) for name, samples in problems.items()}, levels.total(), left_out
 
 
 def _choose(items: Sequence[Result]) -> Result:

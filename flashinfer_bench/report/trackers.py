@@ -7,18 +7,13 @@ hardware. So no chart mixes times from different hardware.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import isfinite
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from flashinfer_bench.data.sets.results import Result, list_results
-from flashinfer_bench.data.store.trace_lines import AnyTrace
+from flashinfer_bench.data.sets.results import Result
 from flashinfer_bench.report.timing import QUICK
-
-if TYPE_CHECKING:
-    from flashinfer_bench.data.trace_set import TraceSet
 
 NOT_MEANINGFUL: Final = "not meaningful"
 NS_PER_MS: Final = 1e6
@@ -27,16 +22,15 @@ DIGITS: Final = 8
 """Significant digits of a time. No clock has a finer resolution."""
 
 
-def make_tracker_file(form: str, trace_set: TraceSet, traces: Iterable[AnyTrace]) -> tuple[bytes, int, Counter[str]]:
-    """Return a file in a format of `TRACKERS`, the number of rows, and reason → number of omitted verdicts."""
-    results = list_results(trace_set, traces)
+def track(form: str, results: Sequence[Result]) -> tuple[Any, int, Counter[str]]:
+    """Return the document of a format of `TRACKERS`, the number of rows, and reason → number of omitted verdicts."""
     rows = [item for item in results if item.is_ranked]
     left_out = Counter(
         item.status if not item.is_passed else QUICK if item.reported.run.quick else NOT_MEANINGFUL
         for item in results
         if not item.is_ranked
     )
-    return json.dumps(TRACKERS[form](rows), indent=1, allow_nan=False).encode() + b"\n", len(rows), left_out
+    return TRACKERS[form](rows), len(rows), left_out
 
 
 def _name(item: Result) -> str:

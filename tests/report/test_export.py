@@ -37,7 +37,7 @@ def rows_of(*traces, trace_set=None):
 
 
 def exported(trace_set, form):
-    content, count = make_export(form, trace_set, trace_set.traces["double"])
+    content, count, _ = make_export(form, trace_set, trace_set.traces["double"])
     assert count == len(trace_set.traces["double"])
     return io.StringIO(content.decode(), newline="")
 
