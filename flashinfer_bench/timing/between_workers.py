@@ -99,22 +99,18 @@ def interval_of_workers(latencies: Sequence[float]) -> Interval:
     return max(0.0, fmean(latencies) - half), fmean(latencies) + half
 
 
-def is_noisy(latency_ns: float, samples_ns: Interval | None, spread: WorkerSpread) -> bool:
+def is_noisy(latency_ms: float, samples_ms: Interval | None, spread: WorkerSpread) -> bool:
     """Return whether the sample noise of one worker exceeds the run-to-run spread, so that more samples would help."""
-    half_ns = 0.0 if samples_ns is None else (samples_ns[1] - samples_ns[0]) / 2
-    return half_ns > STEP_NS and half_ns > spread.half * latency_ns > 0
+    half_ms = 0.0 if samples_ms is None else (samples_ms[1] - samples_ms[0]) / 2
+    return half_ms > STEP_NS / 1e6 and half_ms > spread.half * latency_ms > 0
 
 
 def report_with_spread(record: Mapping[str, Any], latency_ms: float, spread: WorkerSpread) -> dict[str, Any]:
-    """Return one worker's record with an interval that holds for the next worker. The samples' interval moves to
-    "readings95_ms"."""
-    reported = dict(record)
-    bounds, flags = reported.pop("interval95_ms", None), [flag for flag in reported.pop("flags", []) if flag != NOISY]
-    samples = (float(bounds[0]), float(bounds[1])) if isinstance(bounds, (list, tuple)) and len(bounds) == 2 else None
-    if samples is not None:
-        reported["readings95_ms"] = [*samples]
-        if is_noisy(latency_ms * 1e6, (samples[0] * 1e6, samples[1] * 1e6), spread):
-            flags.append(NOISY)
+    """Return one worker's record with an interval that holds for the next worker."""
+    reported = _name_readings(record)
+    samples, flags = reported.get("readings95_ms"), [flag for flag in reported.pop("flags", []) if flag != NOISY]
+    if is_noisy(latency_ms, samples, spread):
+        flags.append(NOISY)
     reported |= {"flags": flags} if flags else {}
     interval = widened_interval(latency_ms, samples, spread)
     if latency_ms <= 0 or not all(map(isfinite, interval)):
@@ -126,9 +122,13 @@ def report_with_spread(record: Mapping[str, Any], latency_ms: float, spread: Wor
 def report_of_workers(record: Mapping[str, Any], latencies_ms: Sequence[float]) -> dict[str, Any]:
     """Return the record of one of several workers. It gets the latencies of all workers, and the interval of their
     mean."""
-    reported = {"readings95_ms" if key == "interval95_ms" else key: value for key, value in record.items()}
-    reported |= {"interval95_ms": _rounded(interval_of_workers(latencies_ms)), "interval": WORKERS}
-    return reported | {"workers_ms": _rounded(latencies_ms)}
+    interval = {"interval95_ms": _rounded(interval_of_workers(latencies_ms)), "interval": WORKERS}
+    return {**_name_readings(record), **interval, "workers_ms": _rounded(latencies_ms)}
+
+
+def _name_readings(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the record with the samples' interval as "readings95_ms"."""
+    return {"readings95_ms" if key == "interval95_ms" else key: value for key, value in record.items()}
 
 
 def _rounded(values: Sequence[float]) -> list[float]:

@@ -59,7 +59,7 @@ def summarise(
         record["operations"] = int(median(counts))
     if late := sum(sample.late for sample in samples):
         record["late"] = late
-    noisy = is_noisy(latency_ms * 1e6, interval, default_spread("cpu" if method == WALL else "cuda"))
+    noisy = is_noisy(latency_ms, record.get("interval95_ms"), default_spread("cpu" if method == WALL else "cuda"))
     if flags := find_flags(trials, is_noisy=noisy, before=before, after=after):
         record["flags"] = flags
     if before is not None and after is not None:

@@ -34,9 +34,9 @@ def test_an_interval_of_one_worker_is_widened_and_named():
 
 
 def test_noisy_is_relative_to_the_spread_between_workers():
-    steady, wide = (0.98e6, 1.02e6), (0.7e6, 1.3e6)
-    assert [is_noisy(1e6, steady, CPU), is_noisy(1e6, steady, GPU), is_noisy(1e6, wide, CPU)] == [False, True, True]
-    assert not is_noisy(1000, (980, 1020), GPU)  # the clock has steps of 32 ns
+    steady, wide = (0.98, 1.02), (0.7, 1.3)
+    assert [is_noisy(1.0, steady, CPU), is_noisy(1.0, steady, GPU), is_noisy(1.0, wide, CPU)] == [False, True, True]
+    assert not is_noisy(1e-3, (0.98e-3, 1.02e-3), GPU)  # the clock has steps of 32 ns
 
 
 def test_several_workers_have_students_interval():
