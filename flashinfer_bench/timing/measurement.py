@@ -69,11 +69,6 @@ class Sample:
     streams: int = 0
     """Number of streams that the call's operations ran on."""
 
-    @property
-    def overlaps(self) -> bool:
-        """Whether some of the call's operations ran at the same time."""
-        return self.work_ns > (self.busy_ns or 0)
-
 
 def latency_ns(sample: Sample, launch_gap_ns: int) -> int:
     """Return the cost of a call: launch overhead and GPU time, or the host's time if it launched nothing.

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from statistics import median
 from time import perf_counter
 from typing import Any, Final
@@ -152,8 +151,8 @@ class TrialInProgress:
     """Host time of a launch."""
     retaken: int = 0
     """Samples that were taken again."""
-    looked_at: Sample | None = None
-    """Sample of the first call, which is made alone."""
+    looked_at: Sample = field(init=False)
+    """Sample of the first call, which is made alone. The check sets it."""
 
     def run(self) -> Trial:
         """Take the trial."""
@@ -173,17 +172,18 @@ class TrialInProgress:
             return self.sample(self.source, str(refused), start)
 
     def time_calls(
-        self, count: int, *, source: LaunchSource | None = None, preambles: Sequence[Preamble] = ()
+        self, count: int, *, source: LaunchSource | None = None, skipped: int = 0, preambles: Sequence[Preamble] = ()
     ) -> list[Sample]:
         """Make the next calls; return a sample of each, and set `per_call_s`.
 
         Args:
             count: number of calls.
             source: returns the launches; None for the trial's own source.
+            skipped: number of launches of the source to skip, so that a certain set of inputs is next.
             preambles: preamble of each call. If it is empty, all calls have the trial's preamble.
         """
-        begin, give = self.now(), source or self.source
-        launches = [give(self.calls + index) for index in range(count)]  # may copy arguments or capture graphs
+        begin, give, first = self.now(), source or self.source, self.calls + skipped
+        launches = [give(first + index) for index in range(count)]  # may copy arguments or capture graphs
         samples = self.clock.sample(launches, preambles or [self.preamble] * count)
         self.calls += count
         self.per_call_s = (self.now() - begin) / count
@@ -287,21 +287,22 @@ class TrialInProgress:
             The samples of the test's calls; empty if there is no time for a test.
         """
         made: list[Sample] = []
+        if not self.clock.fills_queue or self.clock.cache_state != "cold":
+            return made
         kinds = replace(self.preamble, waits_first=True), replace(self.preamble, resets_lines=True)
-
-        def is_slower(count: int) -> bool:
+        for count in LINES_CALLS:
             if self.now() + 2 * count * self.per_call_s >= deadline:
-                return bool(made)  # no time for a second test: the result of the first test counts
+                break  # no time for a second test: the result of the first test counts
             before_s = self.per_call_s
             samples = self.time_calls(2 * count, preambles=[kind for kind in kinds for _ in range(count)])
             self.per_call_s = min(before_s, self.per_call_s)
-            made.extend(samples)
+            made += samples
             times_ns = [one.span_ns if one.busy_ns is None else one.busy_ns for one in samples]
             kept, reset = sorted(times_ns[:count]), sorted(times_ns[count:])
             slows = median(reset) > median(kept) * (1 + LINES_SHARE) + LINES_NS
-            return slows and quantile(reset, 0.25) > quantile(kept, 0.75)
-
-        if self.clock.fills_queue and self.clock.cache_state == "cold" and all(map(is_slower, LINES_CALLS)):
+            if not slows or quantile(reset, 0.25) <= quantile(kept, 0.75):
+                return made
+        if made:
             self.preamble = replace(self.preamble, resets_lines=True)
         return made
 
@@ -311,7 +312,7 @@ class TrialInProgress:
         """Return the source of the timed launches, and the reason against graph replays; empty if the launches are
         replays."""
         eager, reason = self.looked_at, self._why_no_graph()
-        if reason or eager is None:
+        if reason:
             return self.source, reason
         replays, start, known_s = self.clock.replays(self.source), self.now(), self.per_call_s
         others: list[Sample] = []
@@ -343,19 +344,17 @@ class TrialInProgress:
 
     def _why_no_graph(self) -> str:
         """Return why no graph is tried; empty if a graph is tried."""
-        call, operations = self.looked_at, 0 if self.looked_at is None else self.looked_at.operations or 0
-        gaps_ns = 0 if call is None else call.span_ns - (call.busy_ns or 0)
+        call, busy_ns = self.looked_at, self.looked_at.busy_ns or 0
         reasons = {
             "graphs are off": not self.procedure.cuda_graphs,
             "a call as slow as this gains nothing by a graph": self.per_call_s * CHECKS * SLOW_SHARE
             > self.procedure.budget_s,
             "only CUPTI can tell whether a replay launches what the call does": not self.clock.sees_operations,
-            "a single operation needs no graph": operations < 2,
+            "a single operation needs no graph": (call.operations or 0) < 2,
             "the call waits for the GPU inside": self.waits_inside,
-            "its operations follow one another without gaps that a graph could close": call is not None
-            and gaps_ns <= GAPS_SHARE * call.span_ns
-            and not call.overlaps,
-            "the call uses a stream that does not wait for the current one": call is not None and call.escaped,
+            "its operations follow one another without gaps that a graph could close": call.work_ns <= busy_ns
+            and call.span_ns - busy_ns <= GAPS_SHARE * call.span_ns,
+            "the call uses a stream that does not wait for the current one": call.escaped,
         }
         return next((reason for reason, holds in reasons.items() if holds), "")
 
@@ -403,7 +402,7 @@ class TrialInProgress:
         retakes = 0
         while True:
             skipped = (first - self.calls) % self.procedure.sets
-            samples = self.time_calls(count, source=partial(_skipping, source, skipped))
+            samples = self.time_calls(count, source=source, skipped=skipped)
             longer_ns = min(self.preamble.delay_ns * 2, DELAY_CEILING_NS)
             again_s = count * (self.per_call_s + (longer_ns - self.preamble.delay_ns) / 1e9)
             too_late = sum(sample.late for sample in samples) > LATE_SHARE * count and not self.overfills
@@ -424,8 +423,7 @@ class TrialInProgress:
         if self.clock.fills_queue:
             metadata |= {"launch": "stream" if reason else "graph", "spin_ns": self.preamble.delay_ns}
             metadata |= {"enqueue_ns": self.enqueue_ns}
-        seen = [*samples, *([] if self.looked_at is None else [self.looked_at])]
-        streams, sets = max((sample.streams for sample in seen), default=0), self.procedure.sets
+        streams, sets = max(sample.streams for sample in (*samples, self.looked_at)), self.procedure.sets
         holding: dict[str, Any] = {
             "launch_reason": reason if self.clock.fills_queue else "",
             "waits_inside": self.waits_inside,
@@ -439,12 +437,8 @@ class TrialInProgress:
         return {**metadata, **{name: value for name, value in holding.items() if value}, **self.clock.metadata()}
 
 
-def _skipping(source: LaunchSource, skipped: int, index: int) -> Launch:
-    return source(index + skipped)
-
-
-def cool_down_ns(call: Sample | None) -> int:
+def cool_down_ns(call: Sample) -> int:
     """Return the GPU's cool-down before a call, by the rule of COOL_DOWN_NS."""
-    busy_ns = 0 if call is None else call.span_ns if call.busy_ns is None else call.busy_ns
+    busy_ns = call.span_ns if call.busy_ns is None else call.busy_ns
     least_ns, most_ns = COOL_DOWN_NS
     return min(max(busy_ns + busy_ns * min(busy_ns, LONG_SAMPLE_NS) // LONG_SAMPLE_NS, least_ns), most_ns)
