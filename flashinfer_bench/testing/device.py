@@ -1,4 +1,4 @@
-"""The device on which a call is timed: its clocks, its L2 and its memory. One object per device and process."""
+"""The device on which a call is timed, and its clocks. One object per device and process."""
 
 from __future__ import annotations
 
@@ -31,12 +31,6 @@ class TimingDevice:
         self.launch_gap_ns = 0
         """Launch overhead, from the first clock that could measure it. So all times of a process include the same
         overhead."""
-        self.l2_bytes = 0
-        self._uuid = ""
-        if device.type == "cuda":
-            properties = torch.cuda.get_device_properties(device)
-            self.l2_bytes = int(properties.L2_cache_size)
-            self._uuid = f"GPU-{properties.uuid}"
         self._clock_choice: ClockChoice = clock
         self._clocks: dict[L2Cache, Clock] = {}
 
@@ -55,8 +49,10 @@ class TimingDevice:
         return self._clocks[l2_cache]
 
     def state(self) -> GpuState | None:
-        """Return a GPU's clocks, power and users, from NVML."""
-        return read_gpu_state(self._uuid, ours=(os.getpid(),)) if self._uuid else None
+        """Return a GPU's clocks, power and users, from NVML; None for the CPU."""
+        if self.device.type != "cuda":
+            return None
+        return read_gpu_state(f"GPU-{torch.cuda.get_device_properties(self.device).uuid}", ours=(os.getpid(),))
 
 
 @cache
