@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import sqrt
-from statistics import fmean, median
+from statistics import median
 from typing import Final
 
-from flashinfer_bench.timing.measurement import WALL, Stop, Trial
+from flashinfer_bench.timing.measurement import WALL, Stop
 from flashinfer_bench.timing.settings import PRECISION
 from flashinfer_bench.timing.statistics import (
     BATCH,
@@ -99,29 +98,9 @@ class StoppingRule:
     def _is_known(self, spans_ns: Sequence[int], busy_ns: Sequence[int]) -> bool | None:
         """Return whether the median GPU time, and the mean busy time, are known to the precision; None if there are too
         few samples."""
-        widths = half_widths(spans_ns, busy_ns, self.method)
+        batch = count_together(spans_ns, self.method)
+        kinds: tuple[tuple[Sequence[int], Middle], ...] = ((spans_ns, median), (busy_ns, trimmed_mean))
+        widths = [(half_width(values, middle, batch=batch), middle(values)) for values, middle in kinds if values]
         if any(half_ns is None for half_ns, _ in widths):
             return None
         return all((half_ns or 0.0) <= max(self.precision * time_ns, STEP_NS / 2) for half_ns, time_ns in widths)
-
-
-def reached_precision(trials: Sequence[Trial]) -> float | None:
-    """Return the relative precision of all trials: of their GPU times or of their busy times, whichever is worse.
-
-    None if no trial has a precision. A trial without a precision counts as if it had the mean precision of the other
-    trials.
-    """
-    result: list[float] = []
-    widths = [half_widths(trial.spans_ns, trial.busy_ns, trial.metadata.get("method", WALL)) for trial in trials]
-    for kind in zip(*widths, strict=False):
-        known = [half_ns / time_ns for half_ns, time_ns in kind if half_ns is not None and time_ns > 0]
-        if known:
-            result.append(sqrt(fmean([share * share for share in known]) / len(trials)))
-    return max(result, default=None)
-
-
-def half_widths(spans_ns: Sequence[int], busy_ns: Sequence[int], method: object) -> list[tuple[float | None, float]]:
-    """Return half the interval and the middle: for the GPU times, and for the busy times if there are any."""
-    batch = count_together(spans_ns, method)
-    kinds: list[tuple[Sequence[int], Middle]] = [(spans_ns, median), (busy_ns, trimmed_mean)]
-    return [(half_width(values, middle, batch=batch), middle(values)) for values, middle in kinds if values]

@@ -7,15 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flashinfer_bench.timing.measurement import Sample, Trial
 from flashinfer_bench.timing.statistics import (
     LONG_SAMPLE_NS,
     describe,
-    half_width,
     interval_of_trials,
     trimmed_mean,
 )
-from flashinfer_bench.timing.stopping import StoppingRule, reached_precision
+from flashinfer_bench.timing.stopping import StoppingRule
 
 series = st.lists(st.integers(1, 10**9), min_size=1, max_size=80)
 
@@ -85,15 +83,3 @@ def test_how_many_samples_come_next_or_why_sampling_stops(spans, spent_s, per_ca
 def test_busy_time_is_to_be_known_too():
     rule, busy = StoppingRule(50, 10.0, extra=100), ([5_000] * 8 + [7_000] * 2) * 5
     assert rule.next_batch([9_000] * 50, busy, spent_s=0.1, per_call_s=0.005) == 17
-
-
-def test_the_precision_of_several_trials_is_that_of_their_mean():
-    def trial(spans_ns, busy_ns=None):
-        busy = busy_ns or [None] * len(spans_ns)
-        return Trial(tuple(Sample(span, 1_000, some) for span, some in zip(spans_ns, busy, strict=True)), "count")
-
-    half = half_width(SCATTERED) / median(SCATTERED)
-    assert reached_precision([trial(NOISY[:8])]) is None
-    assert reached_precision([trial(SCATTERED)] * 4) == pytest.approx(half / 2)
-    busy = half_width(SCATTERED, trimmed_mean) / trimmed_mean(SCATTERED)
-    assert reached_precision([trial([9_000] * 60, SCATTERED)]) == pytest.approx(busy)

@@ -16,7 +16,6 @@ from typing import Final
 
 from flashinfer_bench.timing.measurement import Measured, Trial
 from flashinfer_bench.timing.nvml import GpuState, read_gpu_state
-from flashinfer_bench.timing.stopping import reached_precision
 from flashinfer_bench.timing.summary import summarise
 
 RECENT_S: Final = 0.2
@@ -87,7 +86,9 @@ class RunMetadata:
             before: the state of the GPU before the first trial.
             precision: the target relative half-width after all trials.
         """
-        gap_ns, after, reached = self.launch_gap_ns, self.query(), reached_precision(trials)
+        gap_ns, after = self.launch_gap_ns, self.query()
         summary = summarise(trials, launch_gap_ns=gap_ns, before=before, after=after, keep_samples=self._keep_samples)
-        reported = {"precision": precision, "precision_reached": None if reached is None else round(reached, 6)}
+        low_ms, high_ms = summary.record.get("interval95_ms", (None, None))
+        reached = None if low_ms is None else round((high_ms - low_ms) / (high_ms + low_ms or 1.0), 6)
+        reported = {"precision": precision, "precision_reached": reached}
         return replace(summary, record={**summary.record, **reported})

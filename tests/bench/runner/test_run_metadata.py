@@ -32,6 +32,9 @@ def test_a_record_has_every_sample_on_request_only_and_nothing_of_a_gpu_on_a_cpu
     assert record["samples_ns"]["span"] == [[10_000] * 20] * 2
     assert not {"gpu", "flags"} & record.keys()
     assert (record["precision"], record["precision_reached"]) == (0.02, 0.0)
+    apart = Trial((Sample(10_100, 10_100),) * 20, "count", {"method": "wall"})
+    record = RunMetadata(None).measured([ON_CPU, apart], None, 0.02).record
+    assert record["precision_reached"] == pytest.approx(12.706 * 0.5 / 100.5, rel=1e-3)
     few = Trial(ON_CPU.samples[:3], "budget", {"method": "wall"})
     record = RunMetadata(None).measured([few], None, 0.02).record
     assert (record["precision_reached"], "samples_ns" in record) == (None, False)
