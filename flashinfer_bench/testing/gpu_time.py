@@ -22,7 +22,8 @@ from torch.utils._pytree import tree_leaves
 
 from flashinfer_bench.base.plain_values import to_number
 from flashinfer_bench.testing.device import TimingDevice, find_device
-from flashinfer_bench.timing.measurement import EVENTS_ASKED_FOR, FALLING_BACK, latency_ns
+from flashinfer_bench.timing.between_workers import default_spread, report_with_spread
+from flashinfer_bench.timing.measurement import EVENTS_ASKED_FOR, FALLING_BACK, WALL, latency_ns
 from flashinfer_bench.timing.procedure import CHECKS, FLUSH_NS, Procedure, take_trial
 from flashinfer_bench.timing.settings import L2Cache
 from flashinfer_bench.timing.summary import summarise
@@ -202,7 +203,9 @@ def bench_gpu_time(
     notes = _describe_departures(measured.record, use_cuda_graph)
     for note in [*notes, WITHOUT_EFFECT.format(ignored)] if ignored else notes:
         warnings.warn(note, stacklevel=2)
-    return GpuTime(measured.latency_ms, measured.record["std_ms"], times_ms, measured.record)
+    spread = default_spread("cpu" if trial.metadata["method"] == WALL else "cuda")
+    record = report_with_spread(measured.record, measured.latency_ms, spread)
+    return GpuTime(measured.latency_ms, record["std_ms"], times_ms, record)
 
 
 def _either(name: str, value: Any, other_name: str, other: Any, kinds: tuple[type, ...]) -> Any:
@@ -245,7 +248,7 @@ def _describe_departures(record: Mapping[str, Any], use_cuda_graph: bool) -> lis
     notes = []
     if record["stop"] != "count":
         notes.append(f"time_budget_s: the call is too slow for all its samples; {record['samples']} were taken.")
-    if record["method"] == "wall":
+    if record["method"] == WALL:
         return [ON_A_CPU, *notes]
     fallback = str(record.get("fallback", EVENTS_ASKED_FOR))
     if fallback != EVENTS_ASKED_FOR:

@@ -1,7 +1,7 @@
 """The flags of a measurement: warnings to read before acting on its number.
 
 To add a flag, add its text to FLAGS, its condition to `find_flags`, and a row to the table in `docs/numbers.md`. If a
-flag has no condition in `find_flags`, the session raises it, since the session knows the condition.
+flag has no condition in `find_flags`, the session or the host raises it, since these processes know the condition.
 """
 
 from __future__ import annotations
@@ -44,14 +44,11 @@ FLAGS: Final = {
 """Name of each flag → its text, in the order in which reports name flags."""
 
 
-def find_flags(
-    trials: Sequence[Trial], *, is_noisy: bool, before: GpuState | None, after: GpuState | None
-) -> list[str]:
+def find_flags(trials: Sequence[Trial], before: GpuState | None, after: GpuState | None) -> list[str]:
     """Return the flags that a measurement's samples and the GPU's state show.
 
     Args:
         trials: the measurement's trials, at least one.
-        is_noisy: whether the sample noise exceeds the run-to-run spread.
         before: the GPU before the first trial.
         after: the GPU after the last trial.
     """
@@ -76,7 +73,6 @@ def find_flags(
         "waits_inside": metadata.get("waits_inside"),
         "side_stream": metadata.get("side_stream"),
         "persisting_l2": metadata.get("lines_reset"),
-        "noisy": is_noisy,
         "too_few_samples": len(samples) < FEWEST_BATCHES * count_together([one.span_ns for one in samples], method),
         "throttled": any(state.slowed_by for state in states),
         "mixed_methods": differs("method"),

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from statistics import fmean, median
 from typing import Final
 
-from flashinfer_bench.timing.between_workers import default_spread, is_noisy
 from flashinfer_bench.timing.flags import find_flags
 from flashinfer_bench.timing.measurement import WALL, Measured, Stop, Trial, join_metadata, latency_ns
 from flashinfer_bench.timing.nvml import GpuState
@@ -40,13 +39,11 @@ def summarise(
         keep_samples: whether every sample is put into the record.
     """
     latencies_ns = [[latency_ns(sample, launch_gap_ns) for sample in trial.samples] for trial in trials]
-    medians_ms, samples = (
-        [median(own) / 1e6 for own in latencies_ns],
-        [one for trial in trials for one in trial.samples],
-    )
+    medians_ms = [median(own) / 1e6 for own in latencies_ns]
+    samples = [one for trial in trials for one in trial.samples]
     record = join_metadata([trial.metadata for trial in trials])
-    method, latency_ms = record.get("method", WALL), fmean(medians_ms)
-    interval = interval_of_trials(latencies_ns, count_together([sample.span_ns for sample in samples], method))
+    batch = count_together([sample.span_ns for sample in samples], record.get("method", WALL))
+    interval = interval_of_trials(latencies_ns, batch)
     stop = max((trial.stop for trial in trials), key=STOPS.index)
     record |= {"trials": len(trials), "samples": len(samples), "stop": stop}
     record |= {f"{name}_ms": _ms(value) for name, value in describe(latencies_ns).items()}
@@ -59,8 +56,7 @@ def summarise(
         record["operations"] = int(median(counts))
     if late := sum(sample.late for sample in samples):
         record["late"] = late
-    noisy = is_noisy(latency_ms, record.get("interval95_ms"), default_spread("cpu" if method == WALL else "cuda"))
-    if flags := find_flags(trials, is_noisy=noisy, before=before, after=after):
+    if flags := find_flags(trials, before, after):
         record["flags"] = flags
     if before is not None and after is not None:
         record["gpu"] = {name: [getattr(before, name), getattr(after, name)] for name in STATES}
@@ -71,7 +67,7 @@ def summarise(
             kind: [[getattr(sample, f"{kind}_ns") for sample in trial.samples] for trial in trials]
             for kind in ("span", "busy", "enqueue")
         }
-    return Measured(latency_ms, medians_ms, record)
+    return Measured(fmean(medians_ms), medians_ms, record)
 
 
 def _ms(nanoseconds: float) -> float:

@@ -47,11 +47,6 @@ def test_latency_is_the_launch_overhead_and_the_mean_of_the_trials_medians(serie
     json.dumps(measured.record, allow_nan=False)
 
 
-def drifting(first, last):
-    """A trial whose samples change once, so that its time is not known well."""
-    return trial(*[first] * 10, *[last] * 10)
-
-
 def having(late=0, **metadata):
     samples = trial(*[10_000] * (20 - late)).samples + (trial(*[10_000] * late, late=True).samples if late else ())
     return Trial(samples, "count", {**METADATA, **metadata})
@@ -71,8 +66,6 @@ FLAGGED = [
     ("contradictory", [trial(10_000, busy_ns=10_001)], [trial(10_000, busy_ns=10_000)]),
     ("side_stream", [having(side_stream=True)], [trial()]),
     ("persisting_l2", [having(lines_reset=True)], [trial()]),
-    ("noisy", [drifting(10_000, 11_000)], [drifting(10_000, 10_050)]),
-    ("noisy", [drifting(1_000, 1_300)], [drifting(1_000, 1_030)]),  # a step of the clock
     ("too_few_samples", [trial(*[10_000] * 8)], [trial(*[10_000] * 9)]),
     ("too_few_samples", [trial(*[LONG_SAMPLE_NS] * 2)], [trial(*[LONG_SAMPLE_NS] * 3)]),
 ]
