@@ -6,12 +6,11 @@ flag has no condition in `find_flags`, the session or the host raises it, since 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import TYPE_CHECKING, Any, Final
 
-from flashinfer_bench.timing.measurement import WALL, Trial, join_metadata, latency_ns
-from flashinfer_bench.timing.statistics import FEWEST_BATCHES, count_together
+from flashinfer_bench.timing.measurement import WALL, Sample, latency_ns
 
 if TYPE_CHECKING:  # reports need FLAGS, and may run without NVML's package
     from flashinfer_bench.timing.nvml import GpuState
@@ -28,8 +27,6 @@ FLAGS: Final = {
     "noisy": "the samples scatter widely, so a re-run may differ by more than usual",
     "too_few_samples": "there are too few samples to estimate a spread",
     "throttled": "the GPU was slowed down by power or heat",
-    "mixed_methods": "the better clock was lost in some trials only",
-    "mixed_launches": "only some trials could be timed as replays of CUDA graphs",
     "operations_vary": "the call did not launch the same operations each time: it may keep results of earlier calls",
     "contradictory": "the reported run time of operations exceeds the duration of the call",
     "other_processes": "other processes were on the GPU",
@@ -44,40 +41,30 @@ FLAGS: Final = {
 """Name of each flag → its text, in the order in which reports name flags."""
 
 
-def find_flags(trials: Sequence[Trial], before: GpuState | None, after: GpuState | None) -> list[str]:
-    """Return the flags that a measurement's samples and the GPU's state show.
+def find_flags(
+    record: Mapping[str, Any], samples: Sequence[Sample], before: GpuState | None, after: GpuState | None
+) -> list[str]:
+    """Return the flags that a measurement and the GPU's state show.
 
     Args:
-        trials: the measurement's trials, at least one.
-        before: the GPU before the first trial.
-        after: the GPU after the last trial.
+        record: the record of the measurement, with the metadata of its samples.
+        samples: all samples, at least one.
+        before: the GPU before the first sample.
+        after: the GPU after the last sample.
     """
-    metadata = join_metadata([trial.metadata for trial in trials])
-    samples = [sample for trial in trials for sample in trial.samples]
     states = [state for state in (before, after) if state is not None]
-    method, is_empty = metadata.get("method", WALL), any(sample.operations == 0 for sample in samples)
-    is_late = sum(sample.late for sample in samples) > LATE_SHARE * len(samples)
-    host_takes_longer = metadata.get("enqueue_ns", 0) > median(latency_ns(sample, 0) for sample in samples)
-
-    def differs(name: str) -> bool:
-        return len({trial.metadata[name] for trial in trials if name in trial.metadata}) > 1
-
-    def varies(trial: Trial) -> Any:
-        return trial.metadata.get("operations_vary") or len({sample.operations for sample in trial.samples}) > 1
-
+    is_empty, is_late = any(one.operations == 0 for one in samples), record.get("late", 0) > LATE_SHARE * len(samples)
+    host_takes_longer = record.get("enqueue_ns", 0) > median(latency_ns(one, 0) for one in samples)
+    host_binds = is_late or record.get("waits_inside") or host_takes_longer
     result = {
         "no_gpu_work": is_empty,
-        "host_bound": method != WALL
-        and not is_empty
-        and (is_late or metadata.get("waits_inside") or host_takes_longer),
-        "waits_inside": metadata.get("waits_inside"),
-        "side_stream": metadata.get("side_stream"),
-        "persisting_l2": metadata.get("lines_reset"),
-        "too_few_samples": len(samples) < FEWEST_BATCHES * count_together([one.span_ns for one in samples], method),
+        "host_bound": record.get("method", WALL) != WALL and not is_empty and host_binds,
+        "waits_inside": record.get("waits_inside"),
+        "side_stream": record.get("side_stream"),
+        "persisting_l2": record.get("lines_reset"),
+        "too_few_samples": "interval95_ms" not in record,
         "throttled": any(state.slowed_by for state in states),
-        "mixed_methods": differs("method"),
-        "mixed_launches": differs("launch"),
-        "operations_vary": any(map(varies, trials)),
+        "operations_vary": record.get("operations_vary"),
         "contradictory": any(one.busy_ns is not None and one.busy_ns > one.span_ns for one in samples),
         "other_processes": any(state.other_processes for state in states),
     }

@@ -15,9 +15,7 @@ Metadata of a trial, by name:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from statistics import median
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, Field
@@ -34,8 +32,6 @@ EVENTS_ASKED_FOR: Final = "CUDA events were asked for"
 """The value of "fallback" if the user chose CUDA events."""
 FALLING_BACK: Final = "Falling back to CUDA events."
 """Last words of a warning about "fallback". FlashInfer's documentation promises these words."""
-MEDIANS: Final = ("calls", "spin_ns", "enqueue_ns", "lead_ns", "empty_pair_ns", "retaken")
-"""Names of metadata whose median over the trials is recorded."""
 
 
 Words = Annotated[str, Field(max_length=512), AfterValidator(to_printable)]
@@ -113,12 +109,3 @@ class Measured:
     """Median of each trial, in milliseconds."""
     record: dict[str, Any]
     """JSON-able: method, cache state, counts, spread, reason why sampling stopped, flags."""
-
-
-def join_metadata(trials: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Join the metadata of all trials: medians of times and counts, else the values of the last trial."""
-    joined: dict[str, Any] = {}
-    for name in dict.fromkeys(name for metadata in trials for name in metadata):
-        result = [metadata[name] for metadata in trials if name in metadata]
-        joined[name] = int(median(result)) if name in MEDIANS else result[-1]
-    return joined

@@ -12,12 +12,10 @@ from statistics import fmean, median
 from typing import Final
 
 from flashinfer_bench.timing.flags import find_flags
-from flashinfer_bench.timing.measurement import WALL, Measured, Stop, Trial, join_metadata, latency_ns
+from flashinfer_bench.timing.measurement import WALL, Measured, Trial, latency_ns
 from flashinfer_bench.timing.nvml import GpuState
 from flashinfer_bench.timing.statistics import count_together, describe, interval_of_trials, trimmed_mean
 
-STOPS: Final[tuple[Stop, ...]] = ("count", "precision", "budget")
-"""Reasons to stop, the best first. A measurement has the worst reason of its trials."""
 STATES: Final = ("sm_mhz", "memory_mhz", "power_w", "temperature_c", "other_processes")
 
 
@@ -32,7 +30,7 @@ def summarise(
     """Return the latency over all trials, with its record.
 
     Args:
-        trials: at least one, in the order in which they were taken.
+        trials: at least one. They were sampled together, so they have the same metadata.
         launch_gap_ns: launch overhead that is added to every GPU time; see `Clock.launch_gap_ns`.
         before: the GPU before the first trial.
         after: the GPU after the last trial.
@@ -41,11 +39,9 @@ def summarise(
     latencies_ns = [[latency_ns(sample, launch_gap_ns) for sample in trial.samples] for trial in trials]
     medians_ms = [median(own) / 1e6 for own in latencies_ns]
     samples = [one for trial in trials for one in trial.samples]
-    record = join_metadata([trial.metadata for trial in trials])
+    record = {**trials[0].metadata, "trials": len(trials), "samples": len(samples), "stop": trials[0].stop}
     batch = count_together([sample.span_ns for sample in samples], record.get("method", WALL))
     interval = interval_of_trials(latencies_ns, batch)
-    stop = max((trial.stop for trial in trials), key=STOPS.index)
-    record |= {"trials": len(trials), "samples": len(samples), "stop": stop}
     record |= {f"{name}_ms": _ms(value) for name, value in describe(latencies_ns).items()}
     if interval is not None:
         record["interval95_ms"] = [_ms(bound) for bound in interval]
@@ -56,7 +52,7 @@ def summarise(
         record["operations"] = int(median(counts))
     if late := sum(sample.late for sample in samples):
         record["late"] = late
-    if flags := find_flags(trials, before, after):
+    if flags := find_flags(record, samples, before, after):
         record["flags"] = flags
     if before is not None and after is not None:
         record["gpu"] = {name: [getattr(before, name), getattr(after, name)] for name in STATES}

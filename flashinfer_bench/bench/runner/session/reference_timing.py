@@ -40,7 +40,7 @@ from flashinfer_bench.timing.measurement import Measured
 from flashinfer_bench.timing.nvml import read_gpu_settings, read_gpu_state
 
 OWN_EVALUATORS: Final = "flashinfer_bench."
-PASSING: Final = frozenset({"throttled", "other_processes", "mixed_methods"})
+PASSING: Final = frozenset({"throttled", "other_processes"})
 """Flags of a temporary disturbance. A baseline with one of these flags is not cached."""
 OWN_DOING: Final = frozenset({"power_cap"})
 """Reasons for throttling that the call itself causes each time: long matrix products draw all the power."""
