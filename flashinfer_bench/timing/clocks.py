@@ -244,7 +244,6 @@ class CuptiClock(Clock):
         self._replays: dict[Launch, Launch] = {}
         self._per_call = 1
         """Largest number of operations in one of the latest calls."""
-        self._leads_ns: list[int] = []
 
     def __enter__(self) -> Clock:
         self._queue.synchronize()  # or CUPTI would record earlier work, too
@@ -252,7 +251,6 @@ class CuptiClock(Clock):
             self._recorder.start()
         except RecordsLost as lost:
             raise ClockLost(str(lost)) from None
-        self._leads_ns.clear()
         return self
 
     def __exit__(self, *raised: Any) -> None:
@@ -273,7 +271,6 @@ class CuptiClock(Clock):
             taken = self._sample_together(launches[some], preambles[some])
             self._per_call = max(1, *(sample.operations or 0 for sample in taken))
             samples += taken
-        self._leads_ns += [sample.lead_ns for sample in samples if sample.lead_ns is not None]
         return samples
 
     def _sample_together(self, launches: Sequence[Launch], preambles: Sequence[Preamble]) -> list[Sample]:
@@ -333,10 +330,6 @@ class CuptiClock(Clock):
     def fall_back(self, reason: str) -> Clock | None:
         """Return a clock of CUDA events."""
         return CudaEventClock(self._queue, reason)
-
-    def metadata(self) -> Metadata:
-        """Return the median time from the end of the delay to the call's first operation."""
-        return {"lead_ns": int(median(self._leads_ns))} if self._leads_ns else {}
 
 
 def make_clock(

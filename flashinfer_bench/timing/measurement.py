@@ -6,9 +6,8 @@ Metadata of a trial, by name:
 
 * method ("wall", "cupti", "cuda_events"), cache_state ("cold", "warm"), calls (in all, timed or not).
 * launch ("stream", "graph"), launch_reason (why it is no graph).
-* spin_ns (delay kernel before each call), enqueue_ns (host time of a launch), lead_ns (from the end of the delay to the
-  first operation), empty_pair_ns (two CUDA events with nothing between), fallback (reason why no better clock was
-  used).
+* spin_ns (delay kernel before each call), enqueue_ns (host time of a launch), empty_pair_ns (two CUDA events with
+  nothing between), fallback (reason why no better clock was used).
 * waits_inside, side_stream, operations_vary, lines_reset, streams, retaken (samples taken again behind a longer delay),
   extra_samples (beyond the requested number).
 """
@@ -41,8 +40,8 @@ Nanoseconds = Annotated[int, Field(ge=0, le=10**15)]
 
 @dataclass(frozen=True)
 class Sample:
-    """One sample of one call, in nanoseconds. If the clock cannot measure a field, it is None, or 0 for the last two
-    fields."""
+    """One sample of one call, in nanoseconds. If the clock cannot measure a field, it is None, or 0 for
+    `work_ns` and `streams`."""
 
     span_ns: int
     """GPU time: from the start of the call's first operation to the end of its last."""
@@ -54,8 +53,6 @@ class Sample:
     """Number of GPU operations that the call launched."""
     late: bool = False
     """Whether the GPU ran out of work before the host had enqueued the call, so that the sample includes host time."""
-    lead_ns: int | None = None
-    """Time from the end of the work before the call to the call's first operation."""
     launched: tuple[tuple[str, int], ...] = ()
     """Name of each operation and its number of launches, sorted."""
     escaped: bool = False
@@ -64,6 +61,8 @@ class Sample:
     """Sum of the times of the call's operations."""
     streams: int = 0
     """Number of streams that the call's operations ran on."""
+    lead_ns: int | None = None
+    """Time from the end of the work before the call to the call's first operation. A worker does not report it."""
 
 
 def latency_ns(sample: Sample, launch_gap_ns: int) -> int:

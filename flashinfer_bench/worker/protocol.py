@@ -149,14 +149,13 @@ class Returned(Part):
 
 
 class Readings(Part):
-    """The samples of several calls: a list for each field of `Sample`."""
+    """The samples of several calls: a list for each field of `Sample`, in the order of the fields, without the lead."""
 
     span_ns: Column[Nanoseconds]
     enqueue_ns: Column[Nanoseconds]
     busy_ns: Column[Nanoseconds | None]
     operations: Column[Count | None]
     late: Column[bool]
-    lead_ns: Column[Nanoseconds | None]
     launched: Column[Digest]
     """A digest of the names and numbers of each call's operations."""
     escaped: Column[bool]
@@ -190,7 +189,6 @@ def digest_of(launched: tuple[tuple[str, int], ...]) -> str:
 class ClockFacts(Part):
     """A clock's metadata of its samples."""
 
-    lead_ns: Nanoseconds | None = None
     empty_pair_ns: Nanoseconds | None = None
     fallback: Words | None = None
 

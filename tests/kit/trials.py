@@ -134,7 +134,7 @@ class ScriptedWorker:
     def _calls(self, fields):
         spent_ns = self._spend(fields)
         self._compute(fields)
-        seen = {"busy_ns": 1, "operations": 1, "lead_ns": 1} if self.clock.sees_operations else {}
+        seen = {"busy_ns": 1, "operations": 1} if self.clock.sees_operations else {}
         samples = [Sample(span_ns=spent_ns, enqueue_ns=spent_ns, **seen)] * len(fields["indices"])
         return {"readings": answer_readings(samples), "facts": {}}
 

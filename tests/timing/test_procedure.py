@@ -43,7 +43,7 @@ def held_up(gpu, at, number, host_ns=5 * MS):
 
 
 ONE = {"calls": FIRST + 50, "launch": "stream", "launch_reason": "a single operation needs no graph"}
-ONE |= {"method": "cupti", "cache_state": "cold", "spin_ns": 100_000, "enqueue_ns": LAUNCH_NS, "lead_ns": 1_000}
+ONE |= {"method": "cupti", "cache_state": "cold", "spin_ns": 100_000, "enqueue_ns": LAUNCH_NS}
 WAITS = {"waits_inside": True, "spin_ns": 0, "launch_reason": "the call waits for the GPU inside", "retaken": None}
 ASIDE = {"side_stream": True, "spin_ns": 0}
 NO_WAIT, LINES = {"waits_inside": None}, {"lines_reset": True, "calls": 42 + 50}

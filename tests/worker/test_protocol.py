@@ -16,7 +16,7 @@ from flashinfer_bench.worker.protocol import (
 
 READINGS = answer_readings([Sample(span_ns=5, enqueue_ns=6)] * 2)
 CALLED = {"id": 3, "readings": READINGS, "facts": {}}
-GPU = {"busy_ns": 40, "operations": 2, "late": True, "lead_ns": 1, "escaped": True, "work_ns": 60}
+GPU = {"busy_ns": 40, "operations": 2, "late": True, "escaped": True, "work_ns": 60}
 SEEN = Sample(span_ns=50, enqueue_ns=9, launched=(("a", 1), ("b", 1)), **GPU)
 
 
@@ -59,7 +59,7 @@ def test_readings_out_of_bounds_are_refused(change):
         {"verdict": "PASSED"},
         {"readings": []},
         {"facts": {"x": 1}},
-        {"facts": {"lead_ns": 10**400}},
+        {"facts": {"empty_pair_ns": 10**400}},
         {"lost": "x" * 513},
         {"returned": [[]] * (MAX_CALLS + 1)},
         {"id": 4},
