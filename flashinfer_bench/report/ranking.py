@@ -160,7 +160,7 @@ def count_winners(contests: Sequence[Sequence[Result]], key: GroupKey) -> list[W
         share = sum(item.weight for item in items) / total
         standing = join_standings(item.measurement.standing for item in items)
         confirmed = standing == CONFIRMED
-        value, interval = (None, None) if mean is None else (mean.value, mean.interval)
+        value, interval = mean and mean.value, mean and mean.interval
         found.append(WinnersRow(name, len(items), len(best), value, interval, share, weighted, standing, confirmed))
     return sorted(found, key=lambda row: (-row.weight_share, row.group))
 

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
-from statistics import fmean, geometric_mean, median
+from statistics import fmean, geometric_mean
 from typing import Final, Literal
 
 from flashinfer_bench.base.host import collector_paused
@@ -163,12 +163,10 @@ def rank_by_workload(results: Iterable[Result], by: Merit = "latency") -> list[l
     first, and confirmed times come first among them."""
 
     def order(item: Result) -> tuple[bool, bool, float, float]:
-        merits = (item.latency_ms or 0.0, -(item.speedup or 0.0))
-        merits = merits if by == "latency" else merits[::-1]
-        return not item.measurement.meaningful, item.standing != CONFIRMED, *merits
+        return not item.measurement.meaningful, item.standing != CONFIRMED, *_merits(item, by)
 
-    passed = [item for item in results if item.is_passed and item.may_be_best]
-    contests = group((item for item in passed if item.latency_ms is not None), _workload)
+    timed = (item for item in results if item.is_passed and item.latency_ms is not None)
+    contests = group((item for item in timed if item.may_be_best), _workload)
     return [sorted(items, key=order) for _, items in sorted(contests.items(), key=lambda contest: contest[0][:2])]
 
 
@@ -199,9 +197,7 @@ def best_by_definition(results: Iterable[Result], by: Merit = "speedup") -> list
     """
 
     def order(row: SummaryRow) -> tuple[bool, int, float, float]:
-        merits = (row.latency_ms or 0.0, -(row.speedup or 0.0))
-        merits = merits if by == "latency" else merits[::-1]
-        return row.timing_caveat is not None, -row.passed, *merits
+        return row.timing_caveat is not None, -row.passed, *_merits(row, by)
 
     rows = [row for row in summarise(item for item in results if item.may_be_best) if row.latency_ms is not None]
     best = []
@@ -211,6 +207,12 @@ def best_by_definition(results: Iterable[Result], by: Merit = "speedup") -> list
         ties = [row for row in rivals if overlap(*(one.mean and one.mean.interval for one in (first, row)))]
         best.append(replace(first, ties=tuple(ties)))
     return best
+
+
+def _merits(one: Result | SummaryRow, by: Merit) -> tuple[float, float]:
+    """Return latency and speed-up for a comparison, the criterion first. Lower is better."""
+    latency_ms, slowdown = one.latency_ms or 0.0, -(one.speedup or 0.0)
+    return (latency_ms, slowdown) if by == "latency" else (slowdown, latency_ms)
 
 
 def count_statuses(results: Iterable[Result]) -> dict[str, int]:
@@ -225,9 +227,8 @@ def _row(
     passed = [item for item in items if item.is_passed]
     measured = [item for item in passed if item.trace.workload.timed]
     records = [item.measurement for item in measured]
-    timed = [item for item in passed if item.latency_ms is not None]
-    latencies = [item.latency_ms or 0.0 for item in timed]
-    middle = sorted(timed, key=attrgetter("latency_ms"))[(len(timed) - 1) // 2 : len(timed) // 2 + 1]
+    timed = sorted((item for item in passed if item.latency_ms is not None), key=attrgetter("latency_ms"))
+    middle = timed[(len(timed) - 1) // 2 : len(timed) // 2 + 1]
     intervals = [interval for item in middle if (interval := interval_of(item)) is not None and interval.kind]
     standing = join_standings(record.standing for record in records)
     definition, solution, hardware = key or _key(items[0])
@@ -241,9 +242,9 @@ def _row(
         passed=len(passed),
         judged=len(items),
         pending=len(pending),
-        latency_ms=median(latencies) if latencies else None,
-        speedup=None if speedup is None else speedup.value,
-        speedup_interval95=None if speedup is None else speedup.interval,
+        latency_ms=fmean(item.latency_ms or 0.0 for item in middle) if middle else None,
+        speedup=speedup and speedup.value,
+        speedup_interval95=speedup and speedup.interval,
         timing_caveat=next(filter(None, map(caveat_in, records)), None),
         timing=count_timing([item.reported for item in measured]),
         failures=_group_failures(item for item in items if not item.is_passed),
