@@ -74,12 +74,10 @@ class CuptiRecorder:
         """
         pattern = re.compile(rf"activity_{record}(\d*)_dtype")
         result = [(int(match[1] or 0), match[0]) for match in map(pattern.fullmatch, dir(self._cupti)) if match]
-        if not result:
-            raise RecordsLost("this cupti-python does not say how records are laid out; version 13 or later does")
-        fields = getattr(self._cupti, max(result)[1]).fields
+        fields = getattr(self._cupti, max(result)[1]).fields if result else {}
         at = {name: int(field[1]) for name, field in fields.items()}
         if not {"start", "end", "correlation_id", "stream_id"} <= at.keys() or at["end"] != at["start"] + 8:
-            raise RecordsLost("this cupti-python lays records out in a way that is not known here")
+            raise RecordsLost("this cupti-python lays records out in a way that is not known here; try version 13")
         return at["start"], at["correlation_id"], at["stream_id"], at.get("name"), record.upper()
 
     def start(self) -> None:
