@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, partial
 from math import inf
 from opcode import opmap
@@ -180,13 +180,14 @@ def bench_gpu_time(
     per_call_ms = cache(partial(_estimate_call_ms, call, device, l2_cache))
     with device.active():
         call()  # compilation does not count
+        count = _count(iterations, ITERATIONS, fill_ms, per_call_ms)
         procedure = Procedure(
             warmup_runs=_count(dry_runs, DRY_RUNS, dry_fill_ms, per_call_ms),
-            iterations=_count(iterations, ITERATIONS, fill_ms, per_call_ms),
+            iterations=count,
             budget_s=min(budget_s, LONGEST_S),
             cuda_graphs=use_cuda_graph,
+            fewest=count,
         )
-        procedure = replace(procedure, fewest=procedure.iterations)
         clock, before, gap_ns = device.clock(l2_cache), device.state(), device.launch_gap_ns
         trial = take_trial(lambda _: call, clock, procedure, now=device.now)
         measured = summarise([trial], launch_gap_ns=gap_ns, before=before, after=device.state())
