@@ -138,7 +138,7 @@ def test_an_engine_on_two_nodes_gives_the_verdicts_and_no_worker_reaches_anythin
         traces = {name: task.result(timeout_s=100) for name, task in tasks.items()}
         nodes = {device.node: device.kind for device in engine.context.machine.devices}
         assert list_actors(ray_cluster) != []
-    assert wait_until_gone(lambda: list_actors(ray_cluster)) == []
+    assert wait_until_gone(lambda: list_actors(ray_cluster), 100.0) == []
     assert {name: [one.evaluation.status.value for one in reported] for name, reported in traces.items()} == {
         "double_python": ["PASSED"] * 2,
         "wrong": ["INCORRECT_NUMERICAL"] * 2,
