@@ -18,10 +18,8 @@ from flashinfer_bench.bench.evaluator_record import (
     MAX_ABSOLUTE_ERROR,
     MAX_ERROR_CAP,
     MAX_ERROR_NORM,
-    POSITIVE,
+    RECORDS,
     SUMMED_TOLERANCE,
-    TRUTH,
-    EvaluatorRecord,
 )
 from flashinfer_bench.bench.evaluators.compare.outputs import compare
 from flashinfer_bench.bench.evaluators.compare.pattern import describe_problem
@@ -63,17 +61,8 @@ INPUT_SHARE: Final = 8
 class DefaultEvaluator(Evaluator):
     """Takes every definition that no other evaluator takes."""
 
-    record = EvaluatorRecord(
-        revision=6,
-        extra_keys={
-            SUMMED_TOLERANCE: TRUTH,
-            MAX_ABSOLUTE_ERROR: POSITIVE,
-            MAX_ERROR_CAP: POSITIVE,
-            MAX_ERROR_NORM: POSITIVE,
-        },
-    )
-    """The definitions that this evaluator takes, and the revision of its rules. The host process reads the record
-    without importing the class."""
+    record = RECORDS["DefaultEvaluator"]
+    """The definitions that this evaluator takes, and the revision of its rules."""
     revision = record.revision
     judges_calls_alone = True
     is_elementwise: ClassVar[bool] = True

@@ -12,26 +12,18 @@ from dataclasses import replace
 from typing import Final
 
 from flashinfer_bench.bench.config import ResolvedEvalConfig
-from flashinfer_bench.bench.evaluator_record import EvaluatorRecord
+from flashinfer_bench.bench.evaluator_record import RECORDS
 from flashinfer_bench.bench.evaluators.compare.tolerance import Tolerance
 from flashinfer_bench.bench.evaluators.default import DefaultEvaluator
-from flashinfer_bench.data import Definition
-from flashinfer_bench.data.dtypes import DTYPES
 
 DEFAULT_MATCHED_RATIO: Final = 0.95
 """Share of elements that must match if the configuration gives no matched ratio."""
 
 
-def has_low_bits(definition: Definition) -> bool:
-    """Return whether a definition is low-bit by its op type, or has inputs of 8 bits or fewer."""
-    dtypes = [DTYPES[spec.dtype] for spec in definition.inputs.values()]
-    return definition.op_type == "lowbit" or any(dtype.bits <= 8 and dtype.kind != "bool" for dtype in dtypes)
-
-
 class LowBitEvaluator(DefaultEvaluator):
     """Takes op type lowbit, and moe with inputs of 8 bits or fewer."""
 
-    record = EvaluatorRecord(revision=7, op_types=("lowbit", "moe"), takes=has_low_bits)
+    record = RECORDS["LowBitEvaluator"]
 
     @classmethod
     def tolerance(cls, cfg: ResolvedEvalConfig) -> Tolerance:

@@ -8,10 +8,9 @@ text.
 from __future__ import annotations
 
 import functools
-from typing import Final
 
 from flashinfer_bench.bench.config import ResolvedEvalConfig
-from flashinfer_bench.bench.evaluator_record import EvaluatorRecord
+from flashinfer_bench.bench.evaluator_record import CHECK_OUTPUTS, RECORDS
 from flashinfer_bench.bench.evaluators.blame import Blame
 from flashinfer_bench.bench.evaluators.default import DefaultEvaluator
 from flashinfer_bench.bench.evaluators.evaluator import JudgedCall, Verdict
@@ -19,19 +18,12 @@ from flashinfer_bench.bench.evaluators.inputs.custom import find_in_reference
 from flashinfer_bench.bench.evaluators.reference import explain_error
 from flashinfer_bench.bench.evaluators.verdict import decide
 from flashinfer_bench.data import Correctness, Definition
-from flashinfer_bench.data.reference import read_module
-
-CHECK_OUTPUTS: Final = "check_outputs"
 
 
 class OwnCheckEvaluator(DefaultEvaluator):
     """Takes op type gpumode, if the reference has a function check_outputs."""
 
-    record = EvaluatorRecord(
-        revision=1,
-        op_types=("gpumode",),
-        takes=lambda definition: CHECK_OUTPUTS in read_module(definition.reference).names,
-    )
+    record = RECORDS["OwnCheckEvaluator"]
     needs_expected = False
     own_rule = "pass its own check"
 

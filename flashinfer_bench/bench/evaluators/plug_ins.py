@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from flashinfer_bench.bench.config_sources import ResolvedEvalConfig
-from flashinfer_bench.bench.evaluator_record import known_keys
+from flashinfer_bench.bench.evaluator_record import KNOWN_KEYS, list_extras
 from flashinfer_bench.data.names import KEY_CUTOFF, did_you_mean, nearest_name
 from flashinfer_bench.errors import ConfigError
 
@@ -189,14 +189,14 @@ def find_wrong_parameters(
         parameters: the keys that the evaluator declares.
         known: the declarations of all plug-ins of the run.
     """
-    everyone, lines = sorted({*parameters, *known_keys(), *known.keys}), []
-    for key, value in config.extra.items():
+    everyone = sorted({*parameters, *KNOWN_KEYS, *known.keys})
+
+    def check(key: str, value: Any) -> str | None:
         if key in parameters and not parameters[key].accepts(value):
-            reason = f"is {value!r}; {evaluator} takes {KINDS[parameters[key].kind][0]}"
-        elif key not in everyone and (known.are_all or nearest_name(key, everyone, cutoff=KEY_CUTOFF)):
+            return f"extra.{key} is {value!r}; {evaluator} takes {KINDS[parameters[key].kind][0]}"
+        if key not in everyone and (known.are_all or nearest_name(key, everyone, cutoff=KEY_CUTOFF)):
             hint = did_you_mean(key, everyone) or f"; {evaluator} has {', '.join(parameters) or 'none'}"
-            reason = f"is no parameter of {evaluator}, nor of another evaluator{hint}"
-        else:
-            continue
-        lines.append(f"{config.origins.get(f'extra.{key}', 'the configuration')}: extra.{key} {reason}")
-    return lines
+            return f"extra.{key} is no parameter of {evaluator}, nor of another evaluator{hint}"
+        return None
+
+    return list_extras([config], check)

@@ -22,7 +22,7 @@ from typing import Any, Final
 
 import torch
 
-from flashinfer_bench.bench.evaluator_record import find_records, make_key
+from flashinfer_bench.bench.evaluator_record import RECORDS, make_key
 from flashinfer_bench.bench.evaluators.blame import Blame
 from flashinfer_bench.bench.evaluators.default import DefaultEvaluator
 from flashinfer_bench.bench.evaluators.evaluator import Accepted, Evaluator, JudgeContext, Rejected
@@ -40,12 +40,12 @@ from flashinfer_bench.data.names import did_you_mean, nearest_name
 from flashinfer_bench.errors import ConfigError, WorkloadFault
 
 _EVALUATORS: list[type[Evaluator]] = [
-    getattr(importlib.import_module(f"{__package__}.{record.module}"), record.name)
-    for record in find_records()
+    getattr(importlib.import_module(f"{__package__}.{record.module}"), name)
+    for name, record in RECORDS.items()
     if record.op_types
 ]
 """The first evaluator that takes a definition judges it; if no evaluator takes it, DefaultEvaluator judges it. The
-built-in evaluators come from the records in this package's files (`bench/evaluator_record.py`)."""
+built-in evaluators have records in `bench/evaluator_record.py`."""
 
 _ORIGINS: dict[type[Evaluator], str] = {}
 """Evaluator of a plug-in → the source that names the plug-in."""

@@ -13,11 +13,9 @@ from typing import Any, Final
 import torch
 
 from flashinfer_bench.bench.config import ResolvedEvalConfig
-from flashinfer_bench.bench.evaluator_record import why_wrong
 from flashinfer_bench.bench.evaluators.evaluator import Accepted, Rejected, Verdict
 from flashinfer_bench.bench.evaluators.inputs.fills import count_unwritten
 from flashinfer_bench.data import Correctness, Definition, EvaluationStatus
-from flashinfer_bench.errors import WorkloadFault
 
 INFINITE_ERRORS: Final = dict.fromkeys(("max_absolute_error", "max_relative_error"), math.inf)
 """Errors of values that cannot be compared."""
@@ -33,17 +31,8 @@ def decide(problem: str | None, correctness: Correctness, integrity: Mapping[str
 
 
 def read_parameter(cfg: ResolvedEvalConfig, key: str, default: float) -> float:
-    """Return a number of `cfg.extra`, or its default.
-
-    Raises:
-        WorkloadFault: the number is out of range.
-    """
-    if key not in cfg.extra:
-        return default
-    value: Any = cfg.extra[key]
-    reason = why_wrong(key, value)
-    if reason is not None:
-        raise WorkloadFault(reason)
+    """Return a number of `cfg.extra`, or its default. The plan has checked the number."""
+    value: Any = cfg.extra.get(key, default)
     return float(value)
 
 

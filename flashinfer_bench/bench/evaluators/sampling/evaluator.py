@@ -22,7 +22,7 @@ from typing import Any, Final
 import torch
 
 from flashinfer_bench.bench.config import ResolvedEvalConfig
-from flashinfer_bench.bench.evaluator_record import COUNT, SHARE, EvaluatorRecord, ExtraKey, find_weights, is_number
+from flashinfer_bench.bench.evaluator_record import RECORDS, find_weights
 from flashinfer_bench.bench.evaluators.default import DefaultEvaluator
 from flashinfer_bench.bench.evaluators.evaluator import JudgeContext, JudgedCall, Rejected, SolutionRunnable, Verdict
 from flashinfer_bench.bench.evaluators.inputs.seeds import make_generator
@@ -42,7 +42,6 @@ from flashinfer_bench.bench.evaluators.sampling.statistics import (
 )
 from flashinfer_bench.bench.evaluators.verdict import check_form, decide, read_parameter
 from flashinfer_bench.data import Correctness, Definition, EvaluationStatus
-from flashinfer_bench.data.dtypes import DTYPES
 from flashinfer_bench.errors import DefinitionFault
 
 CPU: Final = torch.device("cpu")
@@ -81,29 +80,10 @@ FLAT_SHARE: Final = 0.1
 """Factor on the false alarm rate for draws from flattened rows."""
 
 
-def draws_tokens(definition: Definition) -> bool:
-    """Return whether a definition returns one token for each row of probabilities or logits."""
-    specs = list(definition.outputs.values())
-    is_tokens = len(specs) == 1 and DTYPES[specs[0].dtype].kind == "int" and len(specs[0].shape or ()) == 1
-    return is_tokens and find_weights(definition) is not None
-
-
 class SamplingEvaluator(DefaultEvaluator):
     """Takes definitions of op type sampling that draw one token for each row of probabilities or logits."""
 
-    record = EvaluatorRecord(
-        revision=5,
-        op_types=("sampling",),
-        takes=draws_tokens,
-        extra_keys={
-            "sampling_validation_trials": COUNT,
-            "sampling_tvd_threshold": SHARE,
-            "sampling_false_alarm_rate": SHARE,
-            "sampling_least_shift": ExtraKey(
-                "a number from 0.001 to 0.5", lambda value: is_number(value) and 1e-3 <= value <= 0.5
-            ),
-        },
-    )
+    record = RECORDS["SamplingEvaluator"]
     is_random = True
     needs_expected = False
 

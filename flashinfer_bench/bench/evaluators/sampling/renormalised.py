@@ -12,13 +12,12 @@ from typing import Final
 import torch
 
 from flashinfer_bench.bench.config import ResolvedEvalConfig
-from flashinfer_bench.bench.evaluator_record import EvaluatorRecord, find_weights
+from flashinfer_bench.bench.evaluator_record import RECORDS
 from flashinfer_bench.bench.evaluators.default import DefaultEvaluator
 from flashinfer_bench.bench.evaluators.evaluator import JudgedCall, Verdict
 from flashinfer_bench.bench.evaluators.sampling.rules import SamplingProblem, SortedRows, read_problem
 from flashinfer_bench.bench.evaluators.verdict import decide
 from flashinfer_bench.data import Correctness, Definition
-from flashinfer_bench.data.dtypes import DTYPES
 
 TIE: Final = 1e-6
 """Inputs count as equal if their relative difference is at most this number."""
@@ -26,21 +25,11 @@ BOUNDARY_MASS: Final = 1e-3
 """Sums are rounded, so the boundary of top_p may be off by this mass."""
 
 
-def renormalises(definition: Definition) -> bool:
-    """Return whether a definition keeps some probabilities of each row and rescales them."""
-    weights, outputs = find_weights(definition), list(definition.outputs.values())
-    if weights is None or "logits" in weights.lower() or len(outputs) != 1:
-        return False
-    is_filter = ("top_k" in definition.inputs) != ("top_p" in definition.inputs)
-    is_float = DTYPES[outputs[0].dtype].kind == "float"
-    return is_filter and is_float and outputs[0].shape == definition.inputs[weights].shape
-
-
 class RenormalisedEvaluator(DefaultEvaluator):
     """Takes op type sampling. Inputs are probabilities [rows, entries] and top_k or top_p; the output has the same
     shape."""
 
-    record = EvaluatorRecord(revision=3, op_types=("sampling",), takes=renormalises)
+    record = RECORDS["RenormalisedEvaluator"]
     own_rule = "rescale what it keeps"
 
     @classmethod

@@ -21,7 +21,7 @@ import torch
 from torch.nn.functional import pad
 
 from flashinfer_bench.bench.config import ResolvedEvalConfig
-from flashinfer_bench.bench.evaluator_record import EvaluatorRecord
+from flashinfer_bench.bench.evaluator_record import RECORDS
 from flashinfer_bench.bench.evaluators.default import DefaultEvaluator
 from flashinfer_bench.bench.evaluators.evaluator import JudgeContext, JudgedCall, Rejected, SolutionRunnable, Verdict
 from flashinfer_bench.bench.evaluators.inputs.seeds import make_generator
@@ -37,22 +37,13 @@ from flashinfer_bench.bench.evaluators.sampling.statistics import measure_chance
 from flashinfer_bench.bench.evaluators.verdict import check_form, decide
 from flashinfer_bench.data import Correctness, Definition
 
-SPECULATIVE_TENSORS = [
-    *("draft_probs", "draft_token_ids", "target_probs"),
-    *("output_token_ids", "accepted", "emitted"),
-]
-"""Names of inputs and outputs of chain speculative sampling."""
 TESTED: Final = ("tokens emitted", "tokens accepted", "token drawn last")
 
 
 class SpeculativeEvaluator(DefaultEvaluator):
     """Takes op type sampling with drafted tokens: draft_probs, draft_token_ids and target_probs."""
 
-    record = EvaluatorRecord(
-        revision=4,
-        op_types=("sampling",),
-        takes=lambda definition: [*definition.inputs, *definition.outputs] == SPECULATIVE_TENSORS,
-    )
+    record = RECORDS["SpeculativeEvaluator"]
     is_random = True
     needs_expected = False
 

@@ -19,7 +19,7 @@ from typing import Any, Final
 import torch
 
 from flashinfer_bench.bench.config import ResolvedEvalConfig
-from flashinfer_bench.bench.evaluator_record import EvaluatorRecord, ExtraKey, is_number
+from flashinfer_bench.bench.evaluator_record import DSA_TOLERANCE, RECORDS
 from flashinfer_bench.bench.evaluators.default import DefaultEvaluator
 from flashinfer_bench.bench.evaluators.evaluator import JudgedCall, Rejected, Verdict
 from flashinfer_bench.bench.evaluators.selection.choices import Offer, judge_choice
@@ -31,7 +31,6 @@ from flashinfer_bench.errors import WorkloadFault
 DEFAULT_TOLERANCE: Final = 2e-3
 """Largest error of a score, as a share of its magnitude. Rounding the scaled keys to bfloat16 causes errors of this
 size; differences between scores are about a hundred times as large."""
-DSA_TOLERANCE: Final = "dsa_score_tolerance"
 SCALE_BYTES: Final = 4
 """Bytes of a float32 scale in a packed cache."""
 ROLES: Final = {("float", 3): "queries", ("float", 2): "weights", ("int", 1): "lengths", ("int", 2): "table"}
@@ -41,15 +40,7 @@ ROLES: Final = {("float", 3): "queries", ("float", 2): "weights", ("int", 1): "l
 class DSAEvaluator(DefaultEvaluator):
     """Takes op type dsa_paged, also spelt dsa-paged."""
 
-    record = EvaluatorRecord(
-        revision=6,
-        op_types=("dsa_paged",),
-        extra_keys={
-            "dsa_score_tolerance": ExtraKey(
-                "a number from 0 to 1, 1 excluded", lambda value: is_number(value) and 0 <= value < 1
-            )
-        },
-    )
+    record = RECORDS["DSAEvaluator"]
     own_rule = "choose by the DSA evaluator's scores, weight * relu(query . key) summed over heads"
 
     @classmethod

@@ -12,7 +12,7 @@ from typing import Final
 import torch
 
 from flashinfer_bench.bench.config import ResolvedEvalConfig
-from flashinfer_bench.bench.evaluator_record import EvaluatorRecord
+from flashinfer_bench.bench.evaluator_record import RECORDS
 from flashinfer_bench.bench.evaluators.default import DefaultEvaluator
 from flashinfer_bench.bench.evaluators.evaluator import JudgedCall, Rejected, Verdict
 from flashinfer_bench.bench.evaluators.selection.choices import PADDING, Offer, judge_choice
@@ -26,11 +26,7 @@ BEYOND: Final = 2**62
 class TopKEvaluator(DefaultEvaluator):
     """Takes op type top_k: input scores [rows, columns], output indices [rows, k] and maybe values [rows, k]."""
 
-    record = EvaluatorRecord(
-        revision=2,
-        op_types=("top_k",),
-        takes=lambda definition: "scores" in definition.inputs and "indices" in definition.outputs,
-    )
+    record = RECORDS["TopKEvaluator"]
     own_rule = "select the largest scores"
 
     @classmethod

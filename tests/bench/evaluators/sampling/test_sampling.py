@@ -182,7 +182,6 @@ def no_distribution(job):
     [
         ("return probs.argmin(dim=-1)", {}, Judging.baseline, "do not fit this definition"),
         (TOP_P, {}, no_distribution, "no distribution"),
-        (TOP_P, {"sampling_tvd_threshold": -1}, Judging.baseline, "sampling_tvd_threshold"),
     ],
 )
 def test_inputs_that_cannot_be_judged_are_a_fault(body, extra, spoil, words):
