@@ -23,6 +23,7 @@ if TYPE_CHECKING:  # the command line asks for `guess_kind` before it imports mo
     from flashinfer_bench.data.solution import Solution
 
 CPU_INFO: Final = Path("/proc/cpuinfo")
+DEVICES: Final = Path("/dev")
 
 
 @dataclass(frozen=True)
@@ -79,25 +80,14 @@ class Machine:
         return sorted({device.capability for device in self.devices if device.capability is not None})
 
 
-Nvml = Any
-"""The module pynvml, or its replacement."""
-
-
-def discover_devices(
-    requested: Sequence[str] | None,
-    *,
-    nvml: Nvml | None = None,
-    environment: Mapping[str, str] = os.environ,
-    torch_has_cuda: Callable[[], bool] | None = None,
-) -> tuple[Device, ...]:
+def discover_devices(requested: Sequence[str] | None) -> tuple[Device, ...]:
     """Return the devices to use: the requested devices in the requested order, else all visible GPUs, else the CPU.
+
+    Device numbers have the meaning that CUDA gives them under CUDA_VISIBLE_DEVICES. A CPU build of torch cannot use the
+    GPUs of a machine.
 
     Args:
         requested: "0", "cuda:1", a GPU's uuid or the start of one, or "cpu"; None for all.
-        nvml: the NVML binding; None for pynvml.
-        environment: the variables, among them CUDA_VISIBLE_DEVICES. Device numbers have the meaning that CUDA gives
-            them in this environment.
-        torch_has_cuda: whether torch is a CUDA build; a CPU build of torch cannot use the GPUs of a machine.
 
     Raises:
         ConfigError: requested devices are missing; the message lists the available devices.
@@ -105,8 +95,8 @@ def discover_devices(
     cpu = Device("cpu", 0, read_cpu_name(), "cpu")
     if requested is not None and set(requested) == {"cpu"}:
         return (cpu,)
-    usable = (torch_has_cuda or is_torch_cuda_build)()
-    gpus = _list_visible_gpus(nvml, environment) if usable else ()
+    usable = is_torch_cuda_build()
+    gpus = _list_visible_gpus() if usable else ()
     if requested is None:
         return gpus or (cpu,)
     result = {entry: _find(entry.strip(), gpus) for entry in requested if entry != "cpu"}
@@ -119,10 +109,10 @@ def discover_devices(
     return tuple({gpu.uuid: gpu for gpu in result.values() if gpu is not None}.values())
 
 
-def read_cpu_name(cpu_info: Path = CPU_INFO) -> str:
+def read_cpu_name() -> str:
     """Return the processor's name."""
     try:
-        text = cpu_info.read_text(encoding="utf-8", errors="replace")
+        text = CPU_INFO.read_text(encoding="utf-8", errors="replace")
     except OSError:
         text = ""
     result = re.search(r"^model name\s*:\s*(\S.*)$", text, re.MULTILINE)
@@ -141,19 +131,19 @@ def is_torch_cuda_build() -> bool:
     return re.search(r"^cuda\b[^=]*=\s*None\b", text, re.MULTILINE) is None
 
 
-def guess_kind(devices: Path = Path("/dev")) -> Literal["cpu", "cuda"]:
+def guess_kind() -> Literal["cpu", "cuda"]:
     """Guess the kind of device of a run that requests no device, without asking the driver."""
-    has_gpu = any(devices.glob("nvidia[0-9]*")) or (devices / "dxg").exists()
+    has_gpu = any(DEVICES.glob("nvidia[0-9]*")) or (DEVICES / "dxg").exists()
     return "cuda" if has_gpu and is_torch_cuda_build() else "cpu"
 
 
-def _list_visible_gpus(nvml: Nvml | None, environment: Mapping[str, str]) -> tuple[Device, ...]:
+def _list_visible_gpus() -> tuple[Device, ...]:
     """Return the GPUs that CUDA_VISIBLE_DEVICES selects, in its order; like CUDA, stop at the first invalid entry."""
     try:
-        nvml = nvml or importlib.import_module("pynvml")
+        nvml = importlib.import_module("pynvml")
     except ImportError:
         return ()
-    visible = environment.get("CUDA_VISIBLE_DEVICES")
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     entries = [] if visible is None else [entry.strip() for entry in visible.split(",")]
     try:
         nvml.nvmlInit()
@@ -180,7 +170,7 @@ def _list_visible_gpus(nvml: Nvml | None, environment: Mapping[str, str]) -> tup
     return tuple(chosen.values())
 
 
-def _read_address(nvml: Nvml, handle: Any) -> Any:
+def _read_address(nvml: Any, handle: Any) -> Any:
     """Return a GPU's PCI address; None if NVML reports no address, or MIG divides the GPU."""
     with contextlib.suppress(nvml.NVMLError):  # a GPU without MIG
         if nvml.nvmlDeviceGetMigMode(handle)[0]:
@@ -191,7 +181,7 @@ def _read_address(nvml: Nvml, handle: Any) -> Any:
     return None
 
 
-def _read_gpu(nvml: Nvml, handle: Any, uuid: str, index: int) -> Device:
+def _read_gpu(nvml: Any, handle: Any, uuid: str, index: int) -> Device:
     capability = None
     with contextlib.suppress(nvml.NVMLError):
         major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
@@ -199,7 +189,7 @@ def _read_gpu(nvml: Nvml, handle: Any, uuid: str, index: int) -> Device:
     return Device("cuda", index, nvml.nvmlDeviceGetName(handle), uuid, capability)
 
 
-def _read_slice(nvml: Nvml, uuid: str) -> Device:
+def _read_slice(nvml: Any, uuid: str) -> Device:
     """Read a MIG slice, which only CUDA_VISIBLE_DEVICES can name. The driver need not report the slice's name."""
     try:
         return _read_gpu(nvml, nvml.nvmlDeviceGetHandleByUUID(uuid), uuid, -1)

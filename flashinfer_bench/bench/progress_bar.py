@@ -5,28 +5,24 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flashinfer_bench.bench.events import Event, JobFaulted, JobFinished, JobsAdded, RunStarted
 
-if TYPE_CHECKING:
-    from rich.console import Console
-
 
 @contextmanager
-def progress_bar(*, wanted: bool | None = None, console: Console | None = None) -> Iterator[Callable[[Event], object]]:
+def progress_bar(*, wanted: bool | None = None) -> Iterator[Callable[[Event], object]]:
     """Show a bar while the block runs; yield the function that takes each event.
 
     Args:
         wanted: whether to show a bar; None to show it only in notebooks.
-        console: the bar's console; None for rich's default.
     """
     if not (is_notebook() if wanted is None else wanted):
         yield lambda _event: None
         return
     from rich.progress import Progress  # takes a tenth of a second, and most runs show no bar
 
-    with Progress(console=console) as bar:
+    with Progress() as bar:
         task, total = bar.add_task("jobs", total=0, visible=False), 0
 
         def show(event: Event) -> None:

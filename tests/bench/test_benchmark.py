@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
+import rich
 from rich.console import Console
 
 from flashinfer_bench.bench import Benchmark, BenchmarkConfig
@@ -80,12 +81,12 @@ def test_a_run_with_several_workers_repeats_no_untimed_workload(tmp_path):
     assert (run.open, run.latencies()) == (1, [[done[timed.index].performance.latency_ms]])
 
 
-def test_a_bar_is_drawn_in_notebooks_alone_unless_it_is_asked_for(tmp_path, capsys):
+def test_a_bar_is_drawn_in_notebooks_alone_unless_it_is_asked_for(tmp_path, capsys, monkeypatch):
     jobs, drawn = make_jobs(tmp_path / "set"), StringIO()
     events = [RunStarted((CPU,), 2), JobStarted(jobs[0], CPU), finished(jobs[0]), JobFaulted(jobs[1], "no device")]
-    console = Console(file=drawn, force_terminal=True, width=100)
-    for asked in ({"wanted": True, "console": console}, {}):
-        with progress_bar(**asked) as tell:
+    monkeypatch.setattr(rich, "_console", Console(file=drawn, force_terminal=True, width=100))
+    for wanted in (True, None):
+        with progress_bar(wanted=wanted) as tell:
             for event in (*events, JobsAdded(2)):
                 tell(event)
     assert ("50%" in drawn.getvalue(), capsys.readouterr()) == (True, ("", ""))

@@ -1,18 +1,20 @@
 """Which devices a run gets, with a fake NVML."""
 
+import os
 import subprocess
 import sys
 from contextlib import nullcontext
 from types import SimpleNamespace
+from unittest.mock import patch
 
 import pytest
 
+from flashinfer_bench.bench import machine
 from flashinfer_bench.bench.machine import (
     Device,
     Machine,
     discover_devices,
     guess_kind,
-    is_torch_cuda_build,
     read_cpu_name,
 )
 from flashinfer_bench.errors import ConfigError
@@ -56,9 +58,16 @@ class FakeNvml:
 
 
 def discover(requested=None, *, visible=None, torch_has_cuda=True, nvml=None, **faults):
-    environment = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    variables = {"CUDA_VISIBLE_DEVICES": visible} if visible is not None else {}
     nvml = nvml or FakeNvml(**faults)
-    found = discover_devices(requested, nvml=nvml, environment=environment, torch_has_cuda=lambda: torch_has_cuda)
+    with (
+        patch.dict(os.environ, variables),
+        patch.dict(sys.modules, pynvml=nvml),
+        patch.object(machine, "is_torch_cuda_build", lambda: torch_has_cuda),
+    ):
+        if visible is None:
+            os.environ.pop("CUDA_VISIBLE_DEVICES", None)
+        found = discover_devices(requested)
     assert nvml.opened == 0
     return found
 
@@ -116,9 +125,12 @@ def test_gpus_are_numbered_by_their_pci_addresses_unless_cuda_may_count_otherwis
 
 def test_without_nvml_the_cpu_is_the_device_and_has_a_name(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    assert discover_devices(None, environment={}, torch_has_cuda=lambda: True)[0].kind == "cpu"
-    (tmp_path / "cpuinfo").write_text("processor\t: 0\nmodel name\t: AMD EPYC 9654\n")
-    assert (read_cpu_name(tmp_path / "cpuinfo"), read_cpu_name(tmp_path / "none") != "") == ("AMD EPYC 9654", True)
+    monkeypatch.setattr(machine, "is_torch_cuda_build", lambda: True)
+    monkeypatch.setattr(machine, "CPU_INFO", tmp_path / "cpuinfo")
+    assert discover_devices(None)[0].kind == "cpu"
+    assert read_cpu_name() != ""
+    machine.CPU_INFO.write_text("processor\t: 0\nmodel name\t: AMD EPYC 9654\n")
+    assert read_cpu_name() == "AMD EPYC 9654"
 
 
 @pytest.mark.parametrize(
@@ -134,7 +146,8 @@ def test_the_kind_of_devices_is_guessed_from_the_files_of_torch_and_the_nodes(
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "torch", raising=False)
     (tmp_path / node).touch()
-    assert (is_torch_cuda_build(), guess_kind(tmp_path)) == (is_built, kind)
+    monkeypatch.setattr(machine, "DEVICES", tmp_path)
+    assert (machine.is_torch_cuda_build(), guess_kind()) == (is_built, kind)
 
 
 def test_planning_imports_no_torch():

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 from importlib.machinery import PathFinder
@@ -104,21 +104,17 @@ class KnownParameters:
     """Whether every plug-in declares its keys."""
 
 
-EntryPoints = Callable[..., Iterable[metadata.EntryPoint]]
-
-
-def list_plug_ins(modules: Sequence[str], *, find_entry_points: EntryPoints = metadata.entry_points) -> list[PlugIn]:
+def list_plug_ins(modules: Sequence[str]) -> list[PlugIn]:
     """Return the plug-ins in the order in which they are asked: configured, then installed, then appended plug-ins.
 
     Args:
         modules: the configuration's `evaluator_modules`.
-        find_entry_points: returns the entry points of the given group.
 
     Raises:
         ConfigError: a class that was appended in this process cannot be imported by another process.
     """
     result = [PlugIn(name, f"evaluator_modules: {name}", folder=_find_folder(name)) for name in modules]
-    for entry in sorted(find_entry_points(group=GROUP), key=lambda entry: (entry.name, entry.value)):
+    for entry in sorted(metadata.entry_points(group=GROUP), key=lambda entry: (entry.name, entry.value)):
         distribution = f" of {entry.dist.name} {entry.dist.version}" if entry.dist is not None else ""
         result.append(PlugIn(entry.value, f"entry point {entry.name}{distribution}"))
     return [*result, *(list_appended(sys.modules[REGISTRY]._EVALUATORS) if REGISTRY in sys.modules else ())]

@@ -2,6 +2,7 @@
 
 import re
 import sys
+from importlib import metadata
 from importlib.metadata import EntryPoint
 
 import pytest
@@ -146,7 +147,8 @@ def test_an_edit_changes_the_fingerprint_and_so_does_a_revision_that_a_plug_in_s
 def test_a_plug_in_next_to_the_script_is_imported_before_installed_plug_ins(module, tmp_path, monkeypatch):
     module("beside", LIST)
     entries = [EntryPoint("b", "pack.b:Mine", "g"), EntryPoint("a", "pack.a", "g")]
-    found, *installed = list_plug_ins(["beside"], find_entry_points=lambda group: entries)
+    monkeypatch.setattr(metadata, "entry_points", lambda group: entries)
+    found, *installed = list_plug_ins(["beside"])
     origins = [(one.reference, one.origin) for one in installed]
     assert origins == [("pack.a", "entry point a"), ("pack.b:Mine", "entry point b")]
     monkeypatch.setattr(sys, "path", [path for path in sys.path if path != str(tmp_path)])
@@ -161,7 +163,7 @@ def test_a_class_that_a_script_appended_keeps_its_place_if_another_process_can_i
     module("scripted")
     mine = __import__("scripted").Mine
     registry._EVALUATORS.append(mine)
-    (found,) = list_plug_ins([], find_entry_points=lambda group: [])
+    (found,) = list_plug_ins([])
     assert (found.reference, found.is_first, found.folder) == ("scripted:Mine", False, str(tmp_path))
     assert [plug_in.is_first for plug_in in list_appended([mine, DefaultEvaluator, mine])] == [True, False]
     for odd, reason in ((Local, "put it into a module"), (mine(), "append the class itself")):

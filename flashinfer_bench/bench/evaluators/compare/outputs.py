@@ -65,7 +65,6 @@ def compare(
     tolerance: Tolerance,
     *,
     output: str = "output",
-    chunk_elements: int | None = None,
 ) -> Comparison:
     """Compare an output with the expected output, which has the same shape and dtype.
 
@@ -74,13 +73,12 @@ def compare(
         got: the solution's output. A bool output may be given as its bytes; a byte other than 0 and 1 is wrong.
         tolerance: the limits for errors.
         output: the output's name for messages.
-        chunk_elements: stored elements of a chunk; the result does not depend on it.
     """
     if not expected.numel():
         return Comparison(output, tolerance)
     left, right = expected.contiguous().reshape(-1), got.contiguous().reshape(-1)
     is_exact, width = is_whole(expected), 2 if is_packed(expected.dtype) else 1
-    size = chunk_elements or CHUNK_ELEMENTS.get(left.device.type, CHUNK_ELEMENTS["cpu"]) // width
+    size = CHUNK_ELEMENTS.get(left.device.type, CHUNK_ELEMENTS["cpu"]) // width
     size = max(WINDOW, size // WINDOW * WINDOW)
     chunks = list(zip(left.split(size), right.split(size), strict=True))  # type: ignore[no-untyped-call] # torch's own
     found = [] if is_exact else _bring([_check_quickly(*chunk, tolerance) for chunk in chunks])

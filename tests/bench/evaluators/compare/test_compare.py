@@ -2,13 +2,14 @@
 
 import math
 from dataclasses import replace
+from unittest.mock import patch
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flashinfer_bench.bench.evaluators.compare import kernel_cache
+from flashinfer_bench.bench.evaluators.compare import kernel_cache, outputs
 from flashinfer_bench.bench.evaluators.compare.outputs import compare, find_failing
 from flashinfer_bench.bench.evaluators.compare.pattern import describe_pattern, describe_problem
 from flashinfer_bench.bench.evaluators.compare.tolerance import Tolerance
@@ -46,7 +47,8 @@ def convert(side, dtype):
 def test_the_rule_is_the_one_that_is_written_down_in_any_chunks(elements, tolerance, dtype, chunks):
     expected, got = (convert(vector(*side), dtype) for side in zip(*elements, strict=True))
     found = compare(expected, got, tolerance)
-    assert repr(compare(expected, got, tolerance, chunk_elements=chunks * 32)) == repr(found)
+    with patch.dict(outputs.CHUNK_ELEMENTS, cpu=chunks * 32):
+        assert repr(compare(expected, got, tolerance)) == repr(found)
     assert found.mismatched == int(find_failing(expected, got, tolerance).sum())
     if dtype is torch.float32:
 
@@ -110,7 +112,8 @@ def whole(dtype, *values):
     ],
 )
 def test_the_description_of_an_output(expected, got, tolerance, parts):
-    problem = compare(expected, got, tolerance, output="out", chunk_elements=64).problem()
+    with patch.dict(outputs.CHUNK_ELEMENTS, cpu=64):
+        problem = compare(expected, got, tolerance, output="out").problem()
     assert problem is None if parts is None else parts in problem
 
 
@@ -127,7 +130,7 @@ def test_shared_zeros_do_not_count_for_the_ratio_if_they_are_ignored(dtype, shar
     expected, got = expected.to(dtype), got.to(dtype)
     assert compare(expected, got, usual).problem() is None
     strict = replace(usual, ignores_shared_zeros=True)
-    problem = compare(expected, got, strict, chunk_elements=128).problem()
+    problem = compare(expected, got, strict).problem()
     assert "2 of the 20 elements that are not zero on both sides differ" in problem
     assert compare(expected, got, replace(strict, required_matched_ratio=0.9)).problem() is None
 
