@@ -11,7 +11,7 @@ import os
 import threading
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -206,15 +206,12 @@ class Benchmark:
             yield RunStarted(self.machine.devices, run.open)
             yield from map(Notice, tell_withheld(os.environ))
             run.begin()
-            reported: dict[tuple[str, str | None, str], JobFinished] = {}
             while run.open:
-                for event in chain(harness.step(), run.tell_changes(reported)):
+                for event in chain(harness.step(), run.tell_changes()):
                     if isinstance(event, JobFinished):
                         if not save_results:
                             self._unsaved[id(event.trace)] = event.trace
                         self._trace_set.keep_traces([event.trace])
-                        if winners is not None:
-                            reported[names_of(event.trace)] = event
                     elif isinstance(event, JobFaulted):
                         self.faults.append(event)
                     yield event
@@ -398,31 +395,26 @@ class PlanRun(Submission):
         self.open -= 1
         return result
 
-    def note(self, job: Job, result: Trace | JobFaulted) -> None:
+    def note(self, result: JobFinished | JobFaulted) -> None:
         """Withdraw the job from workers that have not run it. If all verdicts of the workload are there, submit the
         confirmation of the best solution."""
         if self._times > 1:
-            self._harness.withdraw(self, job)
-        if self._winners is not None and (jobs := self._winners.note(job, result)):
+            self._harness.withdraw(self, result.job)
+        if self._winners is not None and (jobs := self._winners.note(result)):
             self.open += len(jobs)
             self.added += len(jobs)
             self._harness.submit(self, jobs)
 
-    def tell_changes(self, reported: Mapping[tuple[str, str | None, str], JobFinished]) -> Iterator[Event]:
-        """Yield the number of added jobs, and each revoked verdict. A revoked verdict is saved before it is yielded.
-
-        Args:
-            reported: the latest verdict of each job.
-        """
+    def tell_changes(self) -> Iterator[Event]:
+        """Yield the number of added jobs, and each revoked verdict. A revoked verdict is saved before it is yielded."""
         voided = self._winners.voided if self._winners is not None else []
         if self.added or voided:
             yield JobsAdded(self.added + len(voided))
         self.added = 0
         while voided:
-            trace = voided.pop(0)
-            event = replace(reported[names_of(trace)], trace=trace)
+            event = voided.pop(0)
             if self.is_saved:
-                self._harness.recorder.save(event.job, trace)
+                self._harness.recorder.save(event.job, event.trace)
             yield event
 
     def latencies(self) -> list[list[float]]:

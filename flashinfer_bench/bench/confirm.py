@@ -20,7 +20,7 @@ from itertools import count
 from typing import Final, Literal, NamedTuple
 
 from flashinfer_bench.bench.config import BenchmarkConfig
-from flashinfer_bench.bench.events import JobFaulted
+from flashinfer_bench.bench.events import JobFaulted, JobFinished
 from flashinfer_bench.bench.machine import Machine
 from flashinfer_bench.bench.planning.plan import Job
 from flashinfer_bench.bench.planning.resume import FULL
@@ -146,7 +146,7 @@ class Contest:
 class Record:
     """A run's record of one solution."""
 
-    passed: dict[str, tuple[Contest, Trace]] = field(default_factory=dict)
+    passed: dict[str, tuple[Contest, JobFinished]] = field(default_factory=dict)
     """Uuid of a workload → its latest verdict in this run, if this is PASSED."""
     broken: list[Trace] = field(default_factory=list)
     """Rejections by rules that a right solution never breaks by chance."""
@@ -178,8 +178,8 @@ class Winners:
         self._contests: defaultdict[Scope, Contest] = defaultdict(Contest)
         self._records: defaultdict[tuple[str, str], Record] = defaultdict(Record)
         self._numbers = count(len(jobs))
-        self.voided: list[Trace] = []
-        """Lines that revoke verdicts of this run, until a caller takes them out."""
+        self.voided: list[JobFinished] = []
+        """Passed verdicts of this run with the traces that revoke them, until a caller takes them out."""
         for job in (*done, *jobs):
             self._contests[scope_of(job)].jobs[job.solution.name] = job
         for job in jobs:
@@ -203,12 +203,13 @@ class Winners:
             found.append(confirming(job, job.index) if is_alone else job)
         return [*found, *(job for contest in self._contests.values() for job in self._next(contest))]
 
-    def note(self, job: Job, result: Trace | JobFaulted) -> list[Job]:
+    def note(self, result: JobFinished | JobFaulted) -> list[Job]:
         """Note the result of a job; return the confirmations of workloads whose verdicts are now complete."""
-        contest, name = self._contests[scope_of(job)], job.solution.name
+        job, name = result.job, result.job.solution.name
+        contest = self._contests[scope_of(job)]
         contest.open -= 1
         changed = [contest]
-        if isinstance(result, Trace) and (evaluation := result.evaluation) is not None:
+        if isinstance(result, JobFinished) and (evaluation := result.trace.evaluation) is not None:
             hardware = evaluation.environment.hardware
             self._here.add(hardware)
             note_standing(contest.standings[hardware], name, evaluation)
@@ -219,7 +220,7 @@ class Winners:
             if evaluation.status is EvaluationStatus.PASSED:
                 record.passed[job.workload.uuid] = contest, result
             elif is_beyond_chance(evaluation):
-                record.broken.append(result)
+                record.broken.append(result.trace)
                 record.is_confirmation_broken |= name in contest.tried[hardware]
             changed += self._void(record, name)
         return [confirmation for one in changed for confirmation in self._next(one)]
@@ -233,8 +234,8 @@ class Winners:
         if not record.is_confirmation_broken or len(record.broken) < 2:
             return []
         passed, record.passed = record.passed, {}
-        for contest, trace in passed.values():
-            self.voided.append(void(trace, record.broken))
+        for contest, finished in passed.values():
+            self.voided.append(replace(finished, trace=void(finished.trace, record.broken)))
             contest.jobs.pop(name, None)
             for standings in contest.standings.values():
                 standings.pop(name, None)

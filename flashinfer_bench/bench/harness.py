@@ -69,7 +69,7 @@ class Submission:
         del job
         return result
 
-    def note(self, job: Job, result: Trace | JobFaulted) -> None:
+    def note(self, result: JobFinished | JobFaulted) -> None:
         """Note the result of a job."""
 
 
@@ -228,8 +228,7 @@ class Harness:
                 elif isinstance(result, JobFaulted):
                     made[name] = replace(result, job=job)
                 yield made[name]
-            reported = made[name]
-            submission.note(job, reported.trace if isinstance(reported, JobFinished) else replace(reported, job=job))
+            submission.note(replace(made[name], job=job))
 
     def _finish(self, submission: Submission, judged: Judged, seed: dict[str, Any]) -> JobFinished | JobFaulted:
         """Return the event of a verdict; save its trace if requested."""

@@ -12,7 +12,7 @@ from concurrent.futures import Future, InvalidStateError
 from concurrent.futures import TimeoutError as NotDone  # a separate class before Python 3.11
 from typing import Any, Final, Literal
 
-from flashinfer_bench.bench.events import JobFaulted
+from flashinfer_bench.bench.events import JobFaulted, JobFinished
 from flashinfer_bench.bench.harness import Submission
 from flashinfer_bench.bench.job_queue import QueueClass
 from flashinfer_bench.bench.planning.plan import Job
@@ -167,17 +167,17 @@ class Task(Submission):
         self._is_running = True
         return super().note_start(job)
 
-    def note(self, job: Job, result: Trace | JobFaulted) -> None:
+    def note(self, result: JobFinished | JobFaulted) -> None:
         """Note the result of one of its jobs."""
         if self.is_done:
             return
-        uuid = job.workload.uuid
-        if isinstance(result, Trace) and self._on_trace(self, job, result):
-            self._held[uuid] = result
-        elif isinstance(result, JobFaulted):
+        uuid = result.job.workload.uuid
+        if isinstance(result, JobFaulted):
             self.keep(self._held.get(uuid, result))  # a result that could not be confirmed counts as it is
+        elif self._on_trace(self, result.job, result.trace):
+            self._held[uuid] = result.trace
         else:
-            self.keep(result)
+            self.keep(result.trace)
 
     def keep(self, result: Trace | JobFaulted) -> None:
         """Store the result of a workload; end the task after the last workload."""

@@ -77,8 +77,9 @@ def settle(winners, evaluate):
         order += [job.solution.name] * is_full
         assert (job.fingerprint.get("assurance") == "full") is is_full
         found, uuid = evaluate(job), job.workload.uuid
-        result = JobFaulted(job, "lost") if found is None else trace_of(job.solution.name, found, uuid)
-        todo += winners.note(job, result)
+        device, name = Device("cpu", 0, HERE, "cpu"), job.solution.name
+        lost = JobFaulted(job, "lost")
+        todo += winners.note(lost if found is None else JobFinished(job, trace_of(name, found, uuid), device, 0.0))
     return order
 
 
@@ -168,7 +169,7 @@ def test_a_solution_that_breaks_a_rule_twice_loses_its_passes_unless_by_chance(w
 
     winners = Winners(make_jobs("ab", ("w0", "w1", "w2", "w3")))
     settle(winners, evaluate)
-    lines = {one.workload.uuid: one.evaluation.extra["integrity"] for one in winners.voided}
+    lines = {one.workload.uuid: one.evaluation.extra["integrity"] for one in (event.trace for event in winners.voided)}
     expected = {**BROKEN, "voided_by": ["w0", "w1"]}
     assert lines == ({"w2": expected, "w3": expected} if is_voided else {})
 
