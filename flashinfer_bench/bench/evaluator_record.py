@@ -181,11 +181,6 @@ def why_wrong(key: str, value: Any) -> str | None:
     return f"extra.{key} is {repr(value)[:SHOWN_CHARS]}; it should be {rule.words}{hint}"
 
 
-def find_wrong_extras(configs: Iterable[ResolvedEvalConfig]) -> list[str]:
-    """Return a line for each wrong value of a known key, with its source."""
-    return list_extras(configs, why_wrong)
-
-
 def find_misspelt_extras(configs: Iterable[ResolvedEvalConfig], declared: Container[str] = ()) -> list[str]:
     """Return a line for each unknown key that is nearly a known key, unless a plug-in declares it."""
 

@@ -151,7 +151,8 @@ class DefaultEvaluator(Evaluator):
         """Return the checks for stress cases; None if outputs are not compared element by element, or the rule is
         off."""
         has_any = cfg.regimes_rule and cls.compares_elements(definition)
-        return StressChecks(definition, cls.norm_rule(definition, cfg)) if has_any else None
+        rule = replace(cls.norm_rule(definition, cfg), judges_output=True, row_rule=NORM)
+        return StressChecks(definition, rule) if has_any else None
 
     @classmethod
     def check_reference(

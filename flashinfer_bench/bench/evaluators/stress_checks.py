@@ -21,7 +21,7 @@ from flashinfer_bench.bench.evaluators.compare.outputs import is_whole, read_val
 from flashinfer_bench.bench.evaluators.compare.packed import is_packed
 from flashinfer_bench.bench.evaluators.evaluator import Accepted, JudgeContext, JudgedCall, Rejected, Verdict
 from flashinfer_bench.bench.evaluators.inputs.stress import GATES, ONE_ROW, why_no_stress
-from flashinfer_bench.bench.evaluators.integrity.norm_rule import NORM, NormRule, judge_norms, surely_pass
+from flashinfer_bench.bench.evaluators.integrity.norm_rule import NormRule, judge_norms, surely_pass
 from flashinfer_bench.bench.evaluators.integrity.norms import has_norms, row_length
 from flashinfer_bench.bench.evaluators.integrity.stability import (
     FEWEST_DRAWS,
@@ -55,23 +55,18 @@ class StressChecks:
 
     definition: Definition
     rule: NormRule
-    """The norm rule for usual inputs. Stress checks use only its limit, and always judge both rows and whole
-    outputs."""
+    """The norm rule for stress inputs, which judges both rows and whole outputs."""
 
     @property
     def judges_floats(self) -> bool:
         """Whether any output is judged by norms."""
         return why_no_stress(self.definition) is None
 
-    @property
-    def _rule(self) -> NormRule:
-        return NormRule(self.rule.limit, judges_output=True, row_rule=NORM)
-
     def judge(self, case: str, call: JudgedCall, context: JudgeContext) -> Verdict:
         """Judge the float outputs of a call on inputs of a stress case."""
         rounding = GATE_ROUNDING if case in GATES else LOUD_ROUNDING if case == ONE_ROW else STRESS_ROUNDING
         stability = Stability(context.reference, call.inputs, call.expected, context.seed, rounding)
-        verdict = judge_norms(self.definition, call, self._rule, stability, Correctness())
+        verdict = judge_norms(self.definition, call, self.rule, stability, Correctness())
         if isinstance(verdict, Accepted):
             return verdict
         integrity = _integrity(case, **(verdict.integrity or {})["evidence"])
@@ -80,7 +75,7 @@ class StressChecks:
 
     def surely_pass(self, calls: Sequence[JudgedCall]) -> list[bool] | None:
         """Check several calls at once, and return the result of `norm_rule.surely_pass`."""
-        return surely_pass(calls, self._rule)
+        return surely_pass(calls, self.rule)
 
     def judge_constants(self, case: str, call: JudgedCall, constants: Constants, context: JudgeContext) -> Verdict:
         """Judge whether a call's outputs differ from their usual values in the same elements as the reference's."""

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from flashinfer_bench.bench.config import BenchmarkConfig, ResolvedEvalConfig
-from flashinfer_bench.bench.evaluator_record import find_wrong_extras
+from flashinfer_bench.bench.evaluator_record import list_extras, why_wrong
 from flashinfer_bench.bench.machine import Machine
 from flashinfer_bench.bench.planning.resume import FULL, PROTOCOL, Decision, RecordedJobs, fingerprint
 from flashinfer_bench.bench.planning.selection import Selected, select
@@ -220,7 +220,7 @@ def check_extras(definitions: Iterable[Definition], config: BenchmarkConfig) -> 
     Raises:
         ConfigError: a known key has a wrong value; all wrong values are listed.
     """
-    if wrong := find_wrong_extras(map(config.resolve_eval_config, definitions)):
+    if wrong := list_extras(map(config.resolve_eval_config, definitions), why_wrong):
         raise ConfigError("\n".join(wrong))
 
 
