@@ -88,8 +88,7 @@ def run_session(argv: Sequence[str]) -> int:
         try:
             for_sandbox = find_sandbox(session.sandbox, cache_root(os.environ)).is_sandboxed
             # A sandboxed worker cannot share compiled kernels, so the next case would compile the same kernels again.
-            is_worth_it = session.testlist is not None or (for_sandbox and devices[0].kind == "cuda")
-            if session.jit_jobs is not None or is_worth_it:
+            if session.jit_jobs is not None or session.testlist is not None or for_sandbox:
                 compile_ahead(requests, root, devices, jobs=session.jit_jobs, for_sandbox=for_sandbox)
             for group in in_groups(requests):
                 _run_group(results, group, session, root)

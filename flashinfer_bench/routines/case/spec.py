@@ -148,7 +148,8 @@ class Check:
 class Case:
     """One routine with one set of sizes, ready to run."""
 
-    op_type: str
+    op_type: str = ""
+    """Op type of the definition; empty for the routine's family."""
     inputs: Mapping[str, Any]
     outputs: Mapping[str, Any]
     """Name → `Tensor`, or a text with dtype and shape, such as "float16[batch_size 2 hidden_size]"."""
@@ -233,6 +234,7 @@ class Routine:
             case,
             inputs=inputs,
             outputs=outputs,
+            op_type=case.op_type or self.family,
             label="_".join(words),
             axes={**filled, **case.axes},
             constants={**{flag.name.upper(): value for flag, value in given.items()}, **case.constants},

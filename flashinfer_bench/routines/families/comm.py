@@ -75,7 +75,7 @@ def make_allreduce_fusion(args: Namespace) -> Case:
     if is_fp8 := pattern == PATTERNS[2]:
         outputs |= {"out": "float8_e4m3fn[num_tokens hidden_size]", "scale_out": "float32[num_tokens 1]"}
     return Case(
-        op_type="lowbit" if is_fp8 else "comm",
+        op_type="lowbit" if is_fp8 else "",
         axes={"ranks": ranks},
         inputs=inputs,
         outputs=outputs,
@@ -98,7 +98,6 @@ def make_mixed_comm(args: Namespace) -> Case:
     scatters, part = name.startswith("REDUCE"), args.local_bs_list * args.hidden_size
     rows = "rows" if scatters else "local_bs_list"
     return Case(
-        op_type="comm",
         axes={"ranks": added * groups, "rows": args.local_bs_list * groups},
         inputs={"x": f"{args.dtype}[ranks {rows} hidden_size]"},
         outputs={"out": f"{args.dtype}[rows hidden_size]"},

@@ -108,7 +108,6 @@ def make_decode(args: Namespace) -> Case:
     given = ("q", "k", "v", "state_out.copy_(state)", "A_log", "a", "dt_bias", "b", "output=out")
     call = direct(MODULE.format("gdn_decode") + args.routine, *given, use_qk_l2norm=normalises)
     return Case(
-        op_type="gdn",
         axes={"heads": heads, "seq_len": tokens},
         inputs=inputs,
         outputs=outputs,
@@ -133,7 +132,6 @@ def make_chunk(args: Namespace) -> Case:
         *(*inputs, "None", "None", "True", "cu_seqlens", "output=out", "output_state=state_out"),
     )
     return Case(
-        op_type="gdn",
         axes={"heads": heads, "tokens": tokens},
         inputs=inputs | {"cu_seqlens": stored(range(0, tokens + 1, args.s_qo), "int64")},
         outputs={

@@ -131,7 +131,6 @@ def make_bf16(args: Namespace) -> Case:
     arguments = ("a", "b", "out", *bias)
     return _multiply(
         *(args, "bfloat16", "bfloat16", bias),
-        op_type="gemm",
         reference="mm_bf16" if is_tiny else "",
         call=direct("flashinfer.gemm.tinygemm_bf16", *arguments, use_pdl=args.enable_pdl) if is_tiny else "",
         unit="fp16",
@@ -152,7 +151,6 @@ def make_mm_fp8(args: Namespace) -> Case:
     fits = kinds == ("fp8_e4m3", "fp8_e4m3", "bfloat16")
     return _multiply(
         *(args, DTYPES[kinds[0]], DTYPES[kinds[1]], {"alpha": floats([ALPHA])}),
-        op_type="gemm",
         unit="fp8",
         check=_check(args, ALPHA),
         refusals=dict.fromkeys(LOW_LATENCY, _not_multiple(args, n=32, k=128) if fits else "it maps e4m3 to bfloat16"),
@@ -214,7 +212,6 @@ def make_groupwise(args: Namespace) -> Case:
         **({} if is_grouped else {"backend": "cutlass"}),
     }
     return Case(
-        op_type="gemm",
         axes={"rows": rows, **({"groups": count} if is_grouped else {})},
         inputs=inputs,
         call=direct(f"flashinfer.gemm.{args.routine}", *inputs, "out=out", **options),
@@ -236,7 +233,6 @@ def make_bmm_fp8(args: Namespace) -> Case:
     refusals["cute-dsl"] = "both matrices must have one dtype" if first != second else uneven
     return _multiply(
         *(args, first, second, dict.fromkeys(("a_scale", "b_scale"), "float32[]")),
-        op_type="gemm",
         unit="fp8",
         check=_check(args, 1.0),
         refusals=refusals,

@@ -57,7 +57,6 @@ def make_prefill(args: Namespace) -> Case:
         inputs["cu_seqlens"] = stored(range(0, tokens + 1, args.s_qo), args.offsets_dtype)
     switches = ("output_final_state", "use_gate_in_kernel", "beta_is_logit")
     return Case(
-        op_type="kda",
         axes={"tokens": tokens} if args.packed else {},
         inputs=inputs,
         outputs={"out": f"bfloat16[{lead} head_size]", "state_out": f"bfloat16[batch_size {state}]"},

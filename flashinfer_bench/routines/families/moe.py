@@ -256,7 +256,6 @@ def make_routed(args: Namespace, name: str) -> Case:
     # DeepSeek's routing takes float32 logits, other methods bfloat16. Only DeepSeek's routing reads the bias.
     biases = generator(args, 2).integers(-BIASES, BIASES + 1, experts) * args.use_routing_bias / 2**13
     return Case(
-        op_type="moe",
         axes={"local_experts": local},
         inputs={
             "routing_logits": f"{'float32' if is_grouped else 'bfloat16'}[num_tokens num_experts]",
@@ -328,7 +327,6 @@ def make_cutlass(args: Namespace) -> Case:
     )
     routed = {"token_selected_experts": stored(chosen), "token_final_factors": floats(weights)}
     return Case(
-        op_type="moe",
         axes={"local_experts": local, "shard": i},
         inputs={"hidden_states": f"{token}[num_tokens hidden_size]", **inputs, **routed, **layers, **scales},
         outputs={"out": f"{out if variant == 'base' else 'bfloat16'}[num_tokens hidden_size]"},
@@ -372,7 +370,6 @@ def make_prerouted(args: Namespace) -> Case:
     scaling = 1.0 if has_gate else RELU2_DEVIATION / ACT_DEVIATION
     scaling *= ROUNDED_TOKENS if is_b12x and unit == "fp4" else 1
     return Case(
-        op_type="moe",
         axes={"local_experts": local},
         inputs={**x, "token_selected_experts": stored(chosen), "token_final_factors": floats(weights), **layers},
         outputs={"out": "bfloat16[num_tokens hidden_size]"},
@@ -410,7 +407,6 @@ def make_bgmv_moe(args: Namespace) -> Case:
     layer = f"{args.input_dtype}[num_slices num_loras num_experts"
     is_compiled = args.rank in LORA_RANKS and hidden in LORA_SIZES
     return Case(
-        op_type="moe",
         inputs={
             "hidden_states": f"{args.input_dtype}[num_tokens hidden_size]",
             "w1": counted(f"{layer} rank hidden_size]", read),

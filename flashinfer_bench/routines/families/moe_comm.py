@@ -118,7 +118,7 @@ def make_moe_a2a_dispatch_combine(args: Namespace) -> Case:
     if args.real_math and quant == "fp8_block_scale" and (experts % 4 or args.top_k >= experts):
         missing = missing or "its fp8 experts want a multiple of 4 of them, and --top_k below that"
     costs = count_phases(args, chosen)
-    op_type, layers, check, unit = "moe_comm", {}, EXCHANGE, UNITS["fp32"]
+    op_type, layers, check, unit = "", {}, EXCHANGE, UNITS["fp32"]
     if args.real_math:
         # Evaluators apply the rules for expert weights and rounding only to the op type moe.
         op_type, unit = "moe", UNITS[quant]

@@ -121,7 +121,6 @@ def make_plain(args: Namespace) -> Case:
         arguments = ["q", "k", *where]
     sides = {side: f"{dtype}[tokens {shape}]" for side, shape in rows.items()}
     return Case(
-        op_type="rope",
         axes={"tokens": tokens},
         inputs={**sides, **where},
         outputs={f"{side}_out": tensor for side, tensor in sides.items()},

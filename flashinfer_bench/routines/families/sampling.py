@@ -92,7 +92,6 @@ def _make_of_rows(args: Namespace, source: str, numbers: Sequence[str]) -> Case:
     if len(numbers) > 1:
         options = {"filter_apply_order": args.filter_apply_order}
     return Case(
-        op_type="sampling",
         inputs={source: rows, **{name: Tensor(NUMBERS[name], None, getattr(args, name)) for name in numbers}},
         outputs=outputs,
         call=direct(f"flashinfer.sampling.{name}", *arguments, **options),
@@ -112,7 +111,6 @@ def make_chain_speculative_sampling(args: Namespace) -> Case:
     }
     counts = dict.fromkeys(("accepted", "emitted"), "int32[batch_size]")
     return Case(
-        op_type="sampling",
         inputs=inputs,
         outputs={"output_token_ids": f"int32[batch_size {count + 1}]", **counts},
         call=direct("flashinfer.sampling.chain_speculative_sampling", *inputs),

@@ -125,7 +125,6 @@ def make_msa(args: Namespace, kind: str) -> Case:
     out = q if q in HALF else HALF[0]
     check = make_check(seen[0], min(keys, blocks * BLOCK), of_kv, 1.0)
     return Case(
-        op_type="sparse_attention",
         axes={"queries": batch * queries, "keys": batch * keys},
         inputs=inputs,
         outputs={"scores": f"float32[num_qo_heads {columns} queries]"}
