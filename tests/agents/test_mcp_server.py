@@ -40,7 +40,8 @@ def test_an_agent_finds_out_why_a_solution_fails_edits_it_and_passes(root):
     async def work():
         argv = ["-m", "flashinfer_bench", "mcp", "--local", str(root)]
         here = mcp.StdioServerParameters(command=sys.executable, args=argv, env=dict(os.environ))
-        async with stdio_client(here) as streams, mcp.ClientSession(*streams) as session:
+        # The default is the stderr of the first import, which may be a test's capture without a descriptor.
+        async with stdio_client(here, errlog=sys.__stderr__) as streams, mcp.ClientSession(*streams) as session:
 
             async def use(tool, **arguments):
                 async def note(_, __, message):
