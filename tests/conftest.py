@@ -17,8 +17,8 @@ settings.register_profile("exploring", UNTIMED)
 settings.register_profile("repeatable", UNTIMED, derandomize=True)
 settings.load_profile("repeatable")  # the same examples each time: `--hypothesis-profile=exploring` draws new ones
 
-for name in ("COLUMNS", "LINES"):
-    os.environ.pop(name, None)  # tables are as wide as their text where nothing says how wide a screen is
+for name in ("COLUMNS", "LINES", "FIB_DATASET_PATH"):
+    os.environ.pop(name, None)  # tables are as wide as their text, and the user's set is no test's
 set_mark()
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # else each of the programs that tests start compiles the package anew
 
