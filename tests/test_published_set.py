@@ -17,7 +17,7 @@ from tests.kit.packed import expected_status, pack_reference
 from tests.kit.processes import marked, wait_until_gone
 from tests.kit.small_workloads import make_up_workload, missing_blobs, smallest_workload
 
-pytestmark = [pytest.mark.cpu, pytest.mark.published, pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.cpu, pytest.mark.published, pytest.mark.slow, pytest.mark.timeout(900)]
 
 FAULTY = ("gdn_decode_qk4_v8_d128_k_last", "gemm_n128_k2048", "fused_add_rmsnorm_h2048", "rmsnorm_h128")
 """One definition of each kind. `benchmarks/sweep_published.py` has all."""

@@ -11,7 +11,7 @@ from flashinfer_bench import BenchmarkConfig, Engine
 from flashinfer_bench.bench.events import JobStarted, Notice
 from tests.bench.played import write_two
 from tests.kit.make import make_solution
-from tests.kit.processes import launcher_ids, marked, wait_until_gone
+from tests.kit.processes import marked, wait_until_gone
 
 pytestmark = [pytest.mark.cpu, pytest.mark.slow]
 LIMIT_S = 60.0
@@ -83,11 +83,6 @@ def test_each_solution_has_a_folder_of_its_own_and_sees_no_other(engine):
     assert not any(folder.exists() for folder in folders[:2])
 
 
-def children(*parents):
-    files = [file for one in parents for file in Path(f"/proc/{one}/task").glob("*/children")]
-    return [int(pid) for file in files for pid in file.read_text().split()]
-
-
 def test_a_session_that_is_killed_is_replaced_and_the_job_done_again(engine, cache):
     notices, solution = [], make_solution("slow", source=WAITS)
     assert statuses(engine.submit(make_solution("usual"), ["d0"])) == ["PASSED"]  # the reference has its folder then
@@ -97,10 +92,8 @@ def test_a_session_that_is_killed_is_replaced_and_the_job_done_again(engine, cac
         if isinstance(event, Notice):
             notices.append(event.message)
         elif isinstance(event, JobStarted) and not notices:
-            (supervisor,) = children(*launcher_ids())
-            (session,) = children(supervisor)
             notices.append("killed")
-            os.kill(session, signal.SIGKILL)
+            os.kill(engine._harness.slots[0].session._process.pid, signal.SIGKILL)
 
     end = engine.subscribe(hear)
     assert statuses(engine.submit(solution, ["d0"])) == ["PASSED"]

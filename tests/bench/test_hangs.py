@@ -24,7 +24,7 @@ HANGS = {  # name → source, part that hung, first line of the message
     "later": (
         f"{LOOP}calls = []\ndef run(x):\n    calls.append(x)\n    return x * 2 if len(calls) < 4 else inner()\n",
         "later call",
-        "was still running after 1.5 s, at main.py:2, in inner",
+        " s, at main.py:2, in inner",
     ),
     "imports": (f"{LOOP}inner()\ndef run(x): ...\n", "import", f"the import {QUIET}:2, in inner"),
 }
@@ -51,7 +51,10 @@ def test_a_hang_is_reported_with_its_part_limit_and_stack(run, name):
     assert evaluation.status.value == "TIMEOUT"
     assert words in evaluation.log.partition("\n")[0]
     reported = evaluation.extra["timeout"]
-    assert (reported["part"], reported["limit_s"], reported["compiling_s"]) == (part, CALL_S, 0)
+    assert (reported["part"], reported["compiling_s"]) == (part, 0)
+    assert f"was still running after {reported['limit_s']:g} s" in evaluation.log
+    # A later call has a multiple of what the calls before it took, which a busy machine makes longer.
+    assert reported["limit_s"] >= CALL_S if name == "later" else reported["limit_s"] == CALL_S
     assert reported["stack"][0] in evaluation.log
     assert evaluation.extra["run"]["call_timeout_seconds"] == CALL_S
     assert (name, "w1") not in run.done

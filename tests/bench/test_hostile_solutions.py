@@ -1,9 +1,11 @@
 """Impossible in a real run: a solution reads leftovers of others, reaches them, knows a seed, or is fast without
 working."""
 
+import os
 import re
 import sys
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
@@ -160,7 +162,7 @@ for act in (
     lambda: open(CACHE + "/baselines/forged.json", "w"),
     lambda: os.rename(CACHE + "/baselines", os.environ["HOME"] + "/baselines"),
     lambda: open(os.path.dirname(os.path.abspath(__file__)) + "/main.py", "a"),
-    lambda: open("/dev/shm/fib-left", "w"),
+    lambda: open(LEFT, "w"),
     lambda: socket.create_connection(("127.0.0.1", 9), 1),
 ):
     try:
@@ -190,7 +192,8 @@ WALLED = {"sandbox": "strict", "iterations": 10, "profile_baseline": False}
 @needs_walls
 def test_attempts_against_other_processes_are_refused_and_the_run_continues(tmp_path, cache):
     root = tmp_path / "set"
-    attacker = f"DATASET, CACHE = {str(root)!r}, {str(cache)!r}\n{ATTACKS}{HONEST}"
+    left = Path(f"/dev/shm/fib-left-{os.getpid()}")
+    attacker = f"DATASET, CACHE, LEFT = {str(root)!r}, {str(cache)!r}, {str(left)!r}\n{ATTACKS}{HONEST}"
     (cache / "baselines").mkdir(parents=True)
     (cache / "baselines" / "kept.json").write_text("{}")
     trace_set = write_set(root, {"attacker": attacker, "honest": HONEST}, sizes=(4, 5))
@@ -207,6 +210,7 @@ def test_attempts_against_other_processes_are_refused_and_the_run_continues(tmp_
     ):
         record = walls.finished[0].trace.evaluation.extra["run"]
         assert (record["sandbox"]["reached"], record["fingerprint"]["sandbox"]) == expected
+    left.unlink()  # of the run without walls
 
 
 @needs_walls

@@ -76,7 +76,7 @@ attempt("processes", read_memory)
 print("variables", sorted(name for name in os.environ if name.startswith("RAY")))
 print("descriptors", sorted(
     link for link in (os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if
-    os.path.lexists(f"/proc/self/fd/{fd}")) if "plasma" in link or "ray" in link))
+    os.path.lexists(f"/proc/self/fd/{fd}")) if "plasma" in link or link.startswith(FOLDER)))
 def run(x):
     return x * 2
 """
@@ -84,19 +84,20 @@ def run(x):
 
 @pytest.fixture(scope="module")
 def ray_cluster():
-    os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_raylet_start_wait_time_s": "100"}
-    from ray.cluster_utils import Cluster
-
     # A short path: sockets lie in it.
-    with tempfile.TemporaryDirectory(prefix="fib-ray-", ignore_cleanup_errors=True) as folder:
-        os.environ["RAY_TMPDIR"] = folder  # Ray notes its address in a folder below, which has to be there
+    short = tempfile.TemporaryDirectory(prefix="fib-ray-", ignore_cleanup_errors=True)
+    with short as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.setenv("RAY_raylet_start_wait_time_s", "100")
+        patch.setenv("RAY_TMPDIR", folder)  # Ray notes its address in a folder below, which has to be there
+        from ray.cluster_utils import Cluster
+
         Path(folder, "ray").mkdir()
         head = {**SIZE, "include_dashboard": False, "temp_dir": f"{folder}/ray"}
         cluster = Cluster(initialize_head=True, head_node_args=head)
         cluster.add_node(**SIZE)
         yield cluster
         cluster.shutdown()
-        del os.environ["RAY_TMPDIR"]
 
 
 @pytest.fixture
@@ -105,8 +106,8 @@ def trace_set(tmp_path, ray_cluster):
     import torch
 
     head = ray_cluster.head_node
-    sockets = str(Path(head.raylet_socket_name).parent)
-    spy = f"PORT = {ray_cluster.address.rpartition(':')[2]}\nSOCKETS = {sockets!r}\n{SPY}"
+    sockets, folder = str(Path(head.raylet_socket_name).parent), os.environ["RAY_TMPDIR"]
+    spy = f"PORT = {ray_cluster.address.rpartition(':')[2]}\nSOCKETS, FOLDER = {sockets!r}, {folder!r}\n{SPY}"
     write_trace_set(
         tmp_path / "set",
         definitions=[make_definition()],

@@ -52,12 +52,15 @@ class Handle:
 
         def stream(*args):
             said = self._call(name, args)
+            actor = self.actor
             for one in said:
                 if self.is_lost or self.is_killed:
                     break
                 yield Answer(lambda one=one: one)
-            said.close()  # as the process ends
+            said.close()
             if self.is_lost or self.is_killed:
+                with actor._judging:
+                    actor._end_session()  # as the process ends
                 yield Answer(self._check)
 
         return types.SimpleNamespace(remote=remote, options=lambda **_: types.SimpleNamespace(remote=stream))

@@ -66,7 +66,7 @@ def processes_in(folder: Path) -> list[int]:
             place = str(path.readlink())
         except OSError:
             continue  # it ended while we looked
-        if place.startswith(str(folder)):
+        if place.startswith(f"{folder}/"):
             found.append(int(path.parent.name))
     return found
 

@@ -17,7 +17,7 @@ from tests.conftest import CHECKOUT
 def copy_package(folder: Path) -> Path:
     """Copy the package into a folder, with what Python has compiled of it; return the copy."""
     source, copy = Path(flashinfer_bench.__file__).parent, folder / "flashinfer_bench"
-    shutil.copytree(source, copy)
+    shutil.copytree(source, copy, ignore=shutil.ignore_patterns("*.pyc.*"))  # another process may be writing these
     return copy
 
 

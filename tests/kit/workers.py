@@ -16,6 +16,7 @@ import tempfile, threading
 from pathlib import Path
 import torch
 from flashinfer_bench.worker.fork_server import run_fork_server
+exec(sys.argv[4])
 if user := int(sys.argv[3]):
     os.setgroups([]); os.setgid(user); os.setuid(user)
 run_fork_server(socket.socket(fileno=int(sys.argv[1])), Path(sys.argv[2]))
@@ -25,15 +26,16 @@ ROOT = Path(__file__).parents[2]
 
 
 @contextmanager
-def running_template(run_directory: Path, user: int = 0):
+def running_template(run_directory: Path, user: int = 0, *, before: str = ""):
     """Yield the socket of a template; when the block ends no process of it is left.
 
     Args:
         run_directory: where its workers' folders are.
         user: who it is; 0 for whoever runs the tests.
+        before: code that it runs first.
     """
     ours, theirs = socket.socketpair()
-    command = [sys.executable, "-c", SCRIPT, str(theirs.fileno()), str(run_directory), str(user)]
+    command = [sys.executable, "-c", SCRIPT, str(theirs.fileno()), str(run_directory), str(user), before]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     environment["PYTHONPATH"] = str(ROOT)
     process = subprocess.Popen(command, pass_fds=[theirs.fileno()], cwd=ROOT, env=environment)

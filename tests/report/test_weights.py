@@ -115,9 +115,9 @@ def test_a_wrong_file_is_reported_with_its_line_and_has_no_effect(tmp_path, text
 
 def test_a_table_of_chosen_workloads_has_their_mean_score(tmp_path, capsys):
     root = write(tmp_path / "set")
-    line = f"report table double --columns solution sol-score --local {root} --workloads"
+    words = ["report", "table", "double", "--columns", "solution", "sol-score", "--local", str(root), "--workloads"]
     for names, score in {"work_0": 0.3, "work_0 w2": (3 * 0.3 + 0.5 / 1.75) / 3.5}.items():
-        assert main([*line.split(), *names.split()]) == 0
+        assert main([*words, *names.split()]) == 0
         rows = map(str.split, capsys.readouterr().out.splitlines())
         assert ["mine", f"{score:.4g}"] in rows
 

@@ -21,6 +21,12 @@ NARROW = ["float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu", "float4_e2m1", "int8
 STORED = {"type": "safetensors", "path": "x.safetensors", "tensor_key": "x"}
 
 
+@pytest.fixture(autouse=True)
+def patience(monkeypatch):
+    """Let no function count as slow, however busy the machine is."""
+    monkeypatch.setattr("flashinfer_bench.bench.evaluators.inputs.contents.SLOW_S", 60.0)
+
+
 def open_contents(inputs, sources=None, *, seed=7, op_type="test", definition=None, **axes):
     """Return the contents of a definition's inputs, random unless sources say otherwise."""
     definition = definition or define(inputs, op_type=op_type)

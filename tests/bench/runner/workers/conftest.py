@@ -18,7 +18,7 @@ from tests.kit.trials import vary
 from tests.kit.workers import running_template, wait_ready, worker_order
 
 OUTPUTS = (OutputSpec("y", (4,), torch.float32),)
-PLAN = MeasurePlan(2, 5, 1.0)
+PLAN = MeasurePlan(2, 5, 30.0)
 CALM_POOL = SimpleNamespace(await_quiet=lambda: None, is_starting=lambda: False, is_slowed=lambda *_: False)
 
 
@@ -38,11 +38,12 @@ def template(tmp_path_factory):
 def open_kernel(template, tmp_path):
     """Return a context manager that gives a loaded kernel of some source, y = f(x) with float32 elements.
 
-    Keywords are fields of the task; `declared` is the style that the solution declares.
+    Keywords are fields of the task; `declared` is the style that the solution declares. `calls_s` is the limit of all
+    calls; the import is not a part of it.
     """
 
     @contextmanager
-    def opened(source, *, outputs=OUTPUTS, declared=None, **task):
+    def opened(source, *, outputs=OUTPUTS, declared=None, calls_s=None, **task):
         folder = tmp_path / "artifact"
         folder.mkdir()
         (folder / "main.py").write_text(source)
@@ -62,6 +63,7 @@ def open_kernel(template, tmp_path):
             kernel.calling_style = choose_style(
                 signature, inputs=["x"], outputs=names, declared=declared, is_python=True
             )
+            kernel.left_s = calls_s or kernel.left_s
             yield kernel
 
     return opened

@@ -128,7 +128,7 @@ WRONG_CALLS = {
 
 @pytest.mark.parametrize(("source", "status", "message"), WRONG_CALLS.values(), ids=WRONG_CALLS)
 def test_each_failure_of_a_call_has_its_status(open_kernel, source, status, message):
-    with open_kernel(source, timeout_seconds=0.5 if status == "TIMEOUT" else 60.0) as kernel:
+    with open_kernel(source, calls_s=1.0 if status == "TIMEOUT" else None) as kernel:
         before = len(list(Path("/dev/fd").iterdir()))
         with pytest.raises(SolutionFailure, match=message) as failure:
             kernel(X)
@@ -212,7 +212,7 @@ def test_after_an_exception_or_a_wrong_shape_the_worker_goes_on(open_kernel):
 
 def test_a_worker_that_hangs_does_not_recover(open_kernel):
     source = "import os, signal\ndef run(x):\n    os.kill(os.getpid(), signal.SIGSTOP)"
-    with open_kernel(source, timeout_seconds=0.3) as kernel:
+    with open_kernel(source, calls_s=1.0) as kernel:
         with pytest.raises(SolutionFailure, match=r"TIMEOUT.*, in run \(its line is unknown\)") as failure:
             kernel(X)
         assert not failure.value.is_answer
@@ -221,7 +221,7 @@ def test_a_worker_that_hangs_does_not_recover(open_kernel):
 
 
 def test_the_time_limit_is_of_all_calls_together(open_kernel):
-    with open_kernel("import time\ndef run(x):\n    time.sleep(0.2)\n    return x * 2", timeout_seconds=0.7) as kernel:
+    with open_kernel("import time\ndef run(x):\n    time.sleep(0.2)\n    return x * 2", calls_s=0.7) as kernel:
         with pytest.raises(SolutionFailure, match="TIMEOUT"):
             for _ in range(9):
                 kernel(X)
