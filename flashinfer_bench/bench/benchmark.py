@@ -151,7 +151,7 @@ class Benchmark:
 
     def find_resumed(self, plan: Plan) -> list[Trace]:
         """Return the recorded trace of each job that a plan with `resume` skips."""
-        return list(map(to_trace, plan.recorded))
+        return [to_trace(trace) for _, trace in plan.done]
 
     def reserve(self, plan: Plan) -> Plan:
         """Return the plan of a resumed run without the jobs and confirmations that other current runs have reserved.
@@ -159,7 +159,7 @@ class Benchmark:
         The remaining jobs are reserved for the next `run`, until that run ends or `close` is called.
         """
         self._give_up_reserved()
-        done = plan.done if self._may_confirm() else ()
+        done = [job for job, _ in plan.done] if self._may_confirm() else []
         placed = [[(job, self.context.root_of(job.solution)) for job in jobs] for jobs in (plan.jobs, done)]
         self._reserved = Reservation(*placed)
         taken = self._reserved.taken
@@ -192,7 +192,7 @@ class Benchmark:
             jobs = plan.jobs if winners is None else winners.begin()
             if not jobs:
                 return
-            judged = jobs if winners is None else (*jobs, *plan.done)
+            judged = jobs if winners is None else (*jobs, *(job for job, _ in plan.done))
             harness = self._keep(None) or Harness(
                 self.context,
                 self._seeds.anew(),
@@ -231,11 +231,12 @@ class Benchmark:
         """Return the object that chooses confirmations; None if nothing is confirmed."""
         if not self._may_confirm():
             return None
-        names = {job.definition.name for job in (*plan.jobs, *plan.done)}
+        done = [job for job, _ in plan.done]
+        names = {job.definition.name for job in (*plan.jobs, *done)}
         kept = (trace for name in names for trace in self._trace_set.all_traces(name))
         hardware = [device.name for device in self.context.machine.devices]
         recorded = in_order_of_time(kept)
-        return Winners(plan.jobs, plan.done, recorded, hardware=hardware, elsewhere=plan.elsewhere)
+        return Winners(plan.jobs, done, recorded, hardware=hardware, elsewhere=plan.elsewhere)
 
     def _keep(self, harness: Harness | None) -> Harness | None:
         """Keep a harness for the next run, for at most IDLE_S seconds; return the previously kept harness."""
@@ -366,7 +367,6 @@ class PlanRun(Submission):
         self.added = 0
         """Number of jobs that joined the run and were not reported yet."""
         self._winners = winners
-        self._begun: set[int] = set()
         self._found: defaultdict[int, list[Evaluation]] = defaultdict(list)
         self._ended: set[int] = set()
 
@@ -374,12 +374,6 @@ class PlanRun(Submission):
         """Submit the jobs in rounds: each job once, then each timed job again."""
         timed = tuple(job for job in self._jobs if job.workload.timed)
         self._harness.submit(self, self._jobs + timed * (self._times - 1))
-
-    def note_start(self, job: Job) -> bool:
-        """Return whether this is the first reported start of the job."""
-        is_first = job.index not in self._begun
-        self._begun.add(job.index)
-        return is_first
 
     def join(self, job: Job, result: Result) -> Result | None:
         """Return a job's result once its last worker has ended, or a worker did not pass; None at any other time."""

@@ -59,10 +59,8 @@ class Submission:
     is_saved = False
     """Whether each trace is appended to the set on disk before it is reported."""
 
-    def note_start(self, job: Job) -> bool:
-        """Note that a device began a job; return whether the event is reported."""
-        del job
-        return True
+    def note_start(self) -> None:
+        """Note that a device began one of its jobs."""
 
     def join(self, job: Job, result: Result) -> Result | None:
         """Take a worker's result; return the job's result, or None if it is not known yet or was reported before."""
@@ -180,8 +178,9 @@ class Harness:
             elif isinstance(happening, JobStarted):
                 with self.lock:
                     waiting = list(self._open[happening.job.index].waiting)
-                reported = [job for submission, job in waiting if submission.note_start(job)]
-                yield from (replace(happening, job=job) for job in reported[:1])
+                for submission, _ in waiting:
+                    submission.note_start()
+                yield from (replace(happening, job=job) for _, job in waiting[:1])
             else:
                 yield from self._settle(happening)
 

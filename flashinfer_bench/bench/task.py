@@ -162,10 +162,9 @@ class Task(Submission):
             self._listeners.remove(wake)
         self._end.result()
 
-    def note_start(self, job: Job) -> bool:
+    def note_start(self) -> None:
         """Note that a device has begun one of its jobs."""
         self._is_running = True
-        return super().note_start(job)
 
     def note(self, result: JobFinished | JobFaulted) -> None:
         """Note the result of one of its jobs."""

@@ -82,7 +82,7 @@ class FakeEngine:
         return plan
 
     def find_resumed(self, plan):
-        return list(plan.recorded)
+        return [trace for _, trace in plan.done]
 
     def replay(self, traces):
         self.replayed = list(traces)

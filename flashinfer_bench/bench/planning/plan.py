@@ -117,10 +117,9 @@ class Plan:
 
     jobs: tuple[Job, ...]
     skips: tuple[Skip, ...] = ()
-    recorded: tuple[AnyTrace, ...] = ()
-    """The recorded traces of the skipped jobs."""
-    done: tuple[Job, ...] = ()
-    """The jobs that are skipped because a trace records them. A resumed run may confirm the best of them."""
+    done: tuple[tuple[Job, AnyTrace], ...] = ()
+    """The jobs that are skipped because a trace records them, with these traces. A resumed run may confirm the best of
+    them."""
     redone_reasons: Mapping[str, int] = field(default_factory=dict)
     """Reason, such as "solution changed" or "timed out" → number of recorded jobs that are judged again for this
     reason."""
@@ -132,7 +131,7 @@ class Plan:
     @property
     def resumed(self) -> int:
         """Number of jobs that are skipped because an equal job is recorded."""
-        return len(self.recorded)
+        return len(self.done)
 
     @property
     def redone(self) -> int:
@@ -178,8 +177,7 @@ def make_plan(
     check_extras((item.definition for item in selected), config)
     jobs: list[Job] = []
     skips: list[Skip] = []
-    left_out: list[AnyTrace] = []
-    done: list[Job] = []
+    done: list[tuple[Job, AnyTrace]] = []
     redone: Counter[str] = Counter()
     for item in selected:
         kept, lacks = prepare(item, trace_set, config)
@@ -197,14 +195,13 @@ def make_plan(
             for job in maker.jobs_of(solution):
                 decision = Decision() if recorded is None else recorded.decide(job, config)
                 if decision.trace is not None:
-                    left_out.append(decision.trace)
-                    done.append(job)
+                    done.append((job, decision.trace))
                     continue
                 jobs.append(job)
                 if decision.reason:
                     redone[decision.reason] += 1
     skips.sort(key=lambda skip: not skip.is_fault)
-    return Plan((), tuple(skips), tuple(left_out), tuple(done), dict(redone)).with_jobs(jobs)
+    return Plan((), tuple(skips), tuple(done), dict(redone)).with_jobs(jobs)
 
 
 def describe_nothing(plan: Plan) -> str:
