@@ -25,11 +25,6 @@ from pydantic import (
 )
 from pydantic_core import InitErrorDetails
 
-from flashinfer_bench.bench.config_file import (
-    as_validation_error,
-    describe_problems,
-    list_problems,
-)
 from flashinfer_bench.bench.config_sources import (
     DEFAULT_ORIGIN,
     DEFINITIONS,
@@ -46,9 +41,12 @@ from flashinfer_bench.bench.config_sources import (
     PositiveNumber,
     ResolvedEvalConfig,
     Seconds,
+    as_validation_error,
     by_owner,
     cascade,
+    describe_problems,
     flatten,
+    list_problems,
     merge_sections,
     nest,
 )

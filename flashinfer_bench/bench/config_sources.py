@@ -7,11 +7,14 @@ decides which value wins:
     package defaults < eval_config.yaml < tolerances.yaml of the set < workload's tolerance < user's file < overrides
 
 Within one source a definition's section beats its op type's, which beats the top level.
+
+Problems of settings are raised as pydantic's ValidationError. Each problem names its location (`my.yaml:
+op_type_config.moe.rtol (line 4)`), and for an unknown key the nearest known key.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple
 
 from pydantic import (
@@ -30,12 +33,12 @@ from pydantic import (
     model_serializer,
     model_validator,
 )
-from pydantic_core import PydanticCustomError
+from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from flashinfer_bench.base.plain_values import to_number
-from flashinfer_bench.bench.config_file import as_validation_error, list_problems
 from flashinfer_bench.data.definition import normalise_op_type
 from flashinfer_bench.data.digest import digest_of
+from flashinfer_bench.data.names import did_you_mean
 
 DEFAULT_ORIGIN: Final = "default"
 OP_TYPES: Final = "op_type_config"
@@ -51,6 +54,58 @@ LEAST_GB: Final = 0.25
 MOST_GB: Final = 1_000_000
 LONGEST_S: Final = 1_000_000
 """Longest limit or budget in seconds. The system's waits take at most 2**31 ms."""
+
+NEEDED: Final = dict.fromkeys(("model_type", "dict_type"), "a mapping of keys to values is needed")
+"""Kind of a pydantic error → the words for it."""
+
+
+def list_problems(
+    error: ValidationError,
+    *,
+    known: Sequence[str] = (),
+    source: str | None = None,
+    lines: Mapping[tuple[str, ...], int] | None = None,
+) -> list[InitErrorDetails]:
+    """Return the problems of a validation error, in the form that `as_validation_error` takes.
+
+    Args:
+        error: the validation error.
+        known: keys of the model, to suggest one for an unknown key.
+        source: origin of the values, if problems get their location.
+        lines: line of each key in the source.
+    """
+    problems = []
+    for item in error.errors(include_url=False):
+        kind, steps, context = item["type"], item["loc"], item.get("ctx", {})
+        what = context.get("what", NEEDED.get(kind, item["msg"]))
+        if kind == "extra_forbidden" and known:
+            hint = did_you_mean(str(steps[-1]), known) or f"; known keys: {', '.join(known)}"
+            kind, what = "unknown_key", f"unknown key{hint}"
+        location = _locate(source, steps, lines or {}) if source is not None else context.get("location")
+        reported = {"what": what} if location is None else {"location": location, "what": what}
+        fault = PydanticCustomError(kind, ": ".join(f"{{{name}}}" for name in reported), reported)
+        problems.append(InitErrorDetails(type=fault, loc=steps, input=item["input"]))
+    return problems
+
+
+def _locate(source: str, steps: tuple[int | str, ...], lines: Mapping[tuple[str, ...], int]) -> str:
+    keys = tuple(str(part) for part in steps)
+    line = next((lines[keys[:end]] for end in range(len(keys), 0, -1) if keys[:end] in lines), None)
+    return ": ".join(filter(None, [source, ".".join(keys)])) + (f" (line {line})" if line else "")
+
+
+def as_validation_error(title: str, problems: Sequence[InitErrorDetails]) -> ValidationError:
+    """Return problems as the exception that pydantic itself would raise."""
+    return ValidationError.from_exception_data(title, list(problems))
+
+
+def describe_problems(error: ValidationError) -> list[str]:
+    """Return one line for each problem of a configuration: the location, the reason, the nearest known name."""
+    result = [(item, item.get("ctx", {})) for item in error.errors(include_url=False)]
+    return [
+        f"{context.get('location') or _locate(error.title, item['loc'], {})}: {context.get('what', item['msg'])}"
+        for item, context in result
+    ]
 
 
 def _read_number(value: Any) -> Any:

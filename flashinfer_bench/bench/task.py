@@ -49,10 +49,10 @@ class Task(Submission):
         workloads: Sequence[str],
         *,
         cancel: Callable[[Task], object],
-        on_trace: Callable[[Task, Job, Trace], bool] = lambda *_: False,
-        queue_class: QueueClass = QueueClass(),  # noqa: B008 - a constant
-        is_saved: bool = True,
-        confirms_best: bool = False,
+        on_trace: Callable[[Task, Job, Trace], bool],
+        queue_class: QueueClass,
+        is_saved: bool,
+        confirms_best: bool,
     ) -> None:
         self.id = uuid.uuid4().hex
         self.solution = solution

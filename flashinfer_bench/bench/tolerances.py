@@ -21,8 +21,16 @@ from typing import TYPE_CHECKING, Any, Final
 import yaml
 from pydantic import Field, TypeAdapter, ValidationError
 
-from flashinfer_bench.bench.config_file import as_validation_error, describe_problems, list_problems
-from flashinfer_bench.bench.config_sources import Extra, Ratio, StrictModel, Tolerance, drop_unsaid
+from flashinfer_bench.bench.config_sources import (
+    Extra,
+    Ratio,
+    StrictModel,
+    Tolerance,
+    as_validation_error,
+    describe_problems,
+    drop_unsaid,
+    list_problems,
+)
 from flashinfer_bench.bench.evaluator_record import MAX_ABSOLUTE_ERROR, SUMMED_TOLERANCE
 from flashinfer_bench.data.store.layout import TOLERANCES_FILE
 from flashinfer_bench.data.store.yaml_file import read_yaml_file

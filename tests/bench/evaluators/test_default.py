@@ -84,15 +84,15 @@ def test_a_right_solution_is_measured_and_has_no_speedup_without_a_profiled_base
 
 
 @pytest.mark.parametrize(
-    ("body", "extra", "solution", "error", "words"),
+    ("body", "solution", "error", "words"),
     [
-        ("return x * 2, x > 0", {}, fails, SolutionFailure, "it broke"),
-        (RANDOM, {}, right, WorkloadFault, "second call"),
+        ("return x * 2, x > 0", fails, SolutionFailure, "it broke"),
+        (RANDOM, right, WorkloadFault, "second call"),
     ],
 )
-def test_faults_are_reported_and_failures_of_a_solution_pass_through(body, extra, solution, error, words):
+def test_faults_are_reported_and_failures_of_a_solution_pass_through(body, solution, error, words):
     with pytest.raises(error, match=words):
-        judging(body, extra=extra).check(solution)
+        judging(body).check(solution)
 
 
 def test_inputs_too_large_to_keep_for_all_trials_are_used_again(monkeypatch):

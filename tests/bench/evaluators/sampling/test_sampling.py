@@ -178,14 +178,14 @@ def no_distribution(job):
 
 
 @pytest.mark.parametrize(
-    ("body", "extra", "spoil", "words"),
+    ("body", "spoil", "words"),
     [
-        ("return probs.argmin(dim=-1)", {}, Judging.baseline, "do not fit this definition"),
-        (TOP_P, {}, no_distribution, "no distribution"),
+        ("return probs.argmin(dim=-1)", Judging.baseline, "do not fit this definition"),
+        (TOP_P, no_distribution, "no distribution"),
     ],
 )
-def test_inputs_that_cannot_be_judged_are_a_fault(body, extra, spoil, words):
-    job = sampling_job(body, extra=extra)
+def test_inputs_that_cannot_be_judged_are_a_fault(body, spoil, words):
+    job = sampling_job(body)
     with pytest.raises(WorkloadFault, match=words):
         job.check(job.context.reference.run, spoil(job))
 
