@@ -194,10 +194,13 @@ def runs_on(target: str, capability: tuple[int, int]) -> bool:
 def toolkit_includes(cuda: CudaToolkit, packages: Sequence[Path]) -> list[Path]:
     """Return the folders of the toolkit's headers. If the toolkit lacks a library, add the header folders of NVIDIA's
     pip packages."""
-    own = [folder for folder in (cuda.include, cuda.include / "cccl") if folder.is_dir()]
-    if all(is_in(library.header, own) for library in LIBRARIES.values()):
-        return own
-    return [*own, *(package / "include" for package in packages if (package / "include").is_dir())]
+    has_all = all(is_in(library.header, cuda.includes) for library in LIBRARIES.values())
+    return cuda.includes if has_all else [*cuda.includes, *package_includes(packages)]
+
+
+def package_includes(packages: Iterable[Path]) -> list[Path]:
+    """Return the folders of the headers of NVIDIA's pip packages."""
+    return [package / "include" for package in packages if (package / "include").is_dir()]
 
 
 def is_in(header: str, folders: Iterable[Path]) -> bool:
@@ -262,7 +265,8 @@ def find_missing(dependencies: Iterable[str], toolchain: Toolchain, *, is_compil
             there = "" if cutlass_includes() else None
             remedy = "pip install nvidia-cutlass, or set CUTLASS_PATH to its sources"
         elif is_compiled and header is not None:
-            there = "" if _has_header(toolchain, header) else None
+            own = toolchain.cuda.includes if toolchain.cuda else []
+            there = "" if is_in(header, [*own, *package_includes(toolchain.nvidia_packages)]) else None
             remedy = "it comes with the CUDA toolkit, or with NVIDIA's pip packages"
         else:
             distribution = DISTRIBUTIONS.get(name, name)
@@ -295,8 +299,3 @@ def installed_version(distribution: str) -> str | None:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
         return "" if is_installed(MODULES.get(distribution, distribution.replace("-", "_"))) else None
-
-
-def _has_header(toolchain: Toolchain, header: str) -> bool:
-    folders = [toolchain.cuda.include, toolchain.cuda.include / "cccl"] if toolchain.cuda else []
-    return is_in(header, [*folders, *(package / "include" for package in toolchain.nvidia_packages)])

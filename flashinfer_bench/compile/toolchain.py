@@ -54,9 +54,10 @@ class CudaToolkit:
     version: tuple[int, int]
 
     @property
-    def include(self) -> Path:
-        """Return the folder of its headers."""
-        return self.home / "include"
+    def includes(self) -> list[Path]:
+        """Return the folders of its headers."""
+        include = self.home / "include"
+        return [folder for folder in (include, include / "cccl") if folder.is_dir()]
 
     def library_folders(self) -> list[Path]:
         """Return the folders of its libraries that exist, then the possible folders of the driver's library."""
