@@ -3,27 +3,22 @@ package."""
 
 from __future__ import annotations
 
-import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from flashinfer_bench.errors import FlashInferBenchError
 
 
-class Blame:
-    """A context manager that replaces exceptions of foreign code. This package's errors and interrupts pass unchanged.
+@contextmanager
+def blaming(explain: Callable[[BaseException], FlashInferBenchError]) -> Iterator[None]:
+    """Replace exceptions of foreign code. This package's errors and interrupts pass unchanged.
 
     Args:
         explain: takes the exception and makes the error that is raised instead.
     """
-
-    def __init__(self, explain: Callable[[BaseException], FlashInferBenchError]) -> None:
-        self._explain = explain
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: types.TracebackType | None
-    ) -> None:
-        if isinstance(error, (Exception, SystemExit)) and not isinstance(error, FlashInferBenchError):
-            raise self._explain(error) from error
+    try:
+        yield
+    except FlashInferBenchError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise explain(error) from error

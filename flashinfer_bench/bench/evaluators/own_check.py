@@ -11,7 +11,7 @@ import functools
 
 from flashinfer_bench.bench.config import ResolvedEvalConfig
 from flashinfer_bench.bench.evaluator_record import CHECK_OUTPUTS, RECORDS
-from flashinfer_bench.bench.evaluators.blame import Blame
+from flashinfer_bench.bench.evaluators.blame import blaming
 from flashinfer_bench.bench.evaluators.default import DefaultEvaluator
 from flashinfer_bench.bench.evaluators.evaluator import JudgedCall, Verdict
 from flashinfer_bench.bench.evaluators.inputs.custom import find_in_reference
@@ -31,6 +31,6 @@ class OwnCheckEvaluator(DefaultEvaluator):
     def judge_trial(cls, definition: Definition, trial: JudgedCall, cfg: ResolvedEvalConfig) -> Verdict:
         """Ask the definition's check."""
         check = find_in_reference(definition, CHECK_OUTPUTS)
-        with Blame(functools.partial(explain_error, definition)):
+        with blaming(functools.partial(explain_error, definition)):
             reason: str = check(trial.inputs, trial.got)
         return decide(reason or None, Correctness(extra={"trials": 1}))

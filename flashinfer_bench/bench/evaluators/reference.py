@@ -20,7 +20,7 @@ from typing import Any, Final
 import torch
 
 from flashinfer_bench.base.named_call import find_call
-from flashinfer_bench.bench.evaluators.blame import Blame
+from flashinfer_bench.bench.evaluators.blame import blaming
 from flashinfer_bench.bench.evaluators.compare.packed import logical_shape, storage_shape
 from flashinfer_bench.bench.evaluators.inputs.memory import bytes_of, has_room
 from flashinfer_bench.bench.evaluators.inputs.threads import usual_threads
@@ -61,7 +61,6 @@ class Reference:
     def __post_init__(self) -> None:
         """Find out how `run` is called."""
         self._call = find_call(self.run, self.definition.inputs)
-        self._blame = Blame(partial(explain_error, self.definition))
 
     @classmethod
     def compile(cls, definition: Definition) -> Reference:
@@ -73,7 +72,7 @@ class Reference:
         reason = definition.not_runnable_reason
         if reason is not None:
             raise DefinitionFault(f"{definition.name}: {reason}")
-        with Blame(partial(explain_error, definition)):
+        with blaming(partial(explain_error, definition)):
             run = execute_reference(definition.name, definition.reference).get(ENTRY_NAME)
         if not callable(run):
             raise _fault(definition, f"its {ENTRY_NAME!r} is {'missing' if run is None else 'no function'}")
@@ -101,7 +100,7 @@ class Reference:
         Raises:
             DefinitionFault: the reference fails.
         """
-        with self._blame, torch.no_grad():
+        with blaming(partial(explain_error, self.definition)), torch.no_grad():
             return self._call.bind(self.run, dict(zip(self.definition.inputs, inputs, strict=True)))()
 
     def clone_written(self, inputs: Sequence[Any]) -> list[Any]:

@@ -23,7 +23,7 @@ from typing import Any, Final
 import torch
 
 from flashinfer_bench.bench.evaluator_record import RECORDS, make_key
-from flashinfer_bench.bench.evaluators.blame import Blame
+from flashinfer_bench.bench.evaluators import blame
 from flashinfer_bench.bench.evaluators.default import DefaultEvaluator
 from flashinfer_bench.bench.evaluators.evaluator import Accepted, Evaluator, JudgeContext, Rejected
 from flashinfer_bench.bench.evaluators.plug_ins import (
@@ -97,7 +97,7 @@ def choose_evaluator(definition: Definition) -> EvaluatorChoice:
         ConfigError: an evaluator fails on the definition.
     """
     what = f"an evaluator's can_evaluate or why failed for definition {definition.name}"
-    with Blame(partial(_explain, what)):
+    with blame.blaming(partial(_explain, what)):
         evaluator = _find(definition)
         why = str(evaluator.why(definition))
     module, name = evaluator.__module__, evaluator.__qualname__
@@ -132,7 +132,7 @@ def _import_evaluators(plug_in: PlugIn) -> list[type[Evaluator]]:
     before, reported = list(_EVALUATORS), f"{plug_in.origin}: {plug_in.reference}"
     if plug_in.folder is not None and plug_in.folder not in sys.path:
         sys.path.append(plug_in.folder)  # last, so that it hides no installed module
-    with Blame(partial(_explain, f"{reported} cannot be imported", missing=name)):
+    with blame.blaming(partial(_explain, f"{reported} cannot be imported", missing=name)):
         module = importlib.import_module(name)
         offered = operator.attrgetter(attribute)(module) if attribute else getattr(module, OFFER, None)
     if offered is None:
@@ -176,7 +176,7 @@ def _why_unusable(evaluator: Any) -> str | None:
 def _explain(what: str, error: BaseException, *, missing: str = "") -> ConfigError:
     """Return an error that describes a plug-in's failure and names its line. If the module `missing` was not found, the
     error also says how to make it importable."""
-    ours = (__file__, importlib.__file__)
+    ours = (__file__, blame.__file__, importlib.__file__)
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename not in ours and frame.line]
     where = f" ({frames[0].filename}, line {frames[0].lineno})" if frames else ""
     hint = ""

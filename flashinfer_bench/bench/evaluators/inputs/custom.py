@@ -19,7 +19,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from flashinfer_bench.bench.evaluators.blame import Blame
+from flashinfer_bench.bench.evaluators.blame import blaming
 from flashinfer_bench.bench.evaluators.compare.packed import storage_shape
 from flashinfer_bench.bench.evaluators.inputs.threads import usual_threads
 from flashinfer_bench.bench.evaluators.reference import execute_reference, explain_error
@@ -78,8 +78,7 @@ class CustomInputs:
             DefinitionFault: the function fails, or its result does not fit the definition.
             WorkloadFault: there is not enough memory.
         """
-        blame = Blame(functools.partial(explain_error, self._definition))
-        with blame, _seeded(seed, self._device), usual_threads():
+        with blaming(functools.partial(explain_error, self._definition)), _seeded(seed, self._device), usual_threads():
             made = self._call()
         given = self._by_name(made)
         return {name: self._fit(name, given[name]) for name in self.names}
@@ -138,7 +137,7 @@ _execute: Final = functools.lru_cache(maxsize=4)(execute_reference)
 def find_in_reference(definition: Definition, name: str) -> Any:
     """Return the object with this name in the source of a definition's reference; None if the source has no such
     name."""
-    with Blame(functools.partial(explain_error, definition)):
+    with blaming(functools.partial(explain_error, definition)):
         return _execute(definition.name, definition.reference).get(name)
 
 
