@@ -160,8 +160,7 @@ class Benchmark:
         """
         self._give_up_reserved()
         done = [job for job, _ in plan.done] if self._may_confirm() else []
-        placed = [[(job, self.context.root_of(job.solution)) for job in jobs] for jobs in (plan.jobs, done)]
-        self._reserved = Reservation(*placed)
+        self._reserved = Reservation(plan.jobs, done, self.context.root_of)
         taken = self._reserved.taken
         left_out = [
             Skip(job.definition.name, job.solution.name, None, f"process {taken[job.index]} judges it now")

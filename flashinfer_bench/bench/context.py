@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Final, Literal
 
@@ -94,10 +93,11 @@ class HarnessContext:
             self.sandbox, self.machine = self._cluster.sandbox, self._cluster.machine
         else:
             self.sandbox = find_sandbox(self.config.sandbox, self.cache)
-            here = Machine(discover_devices(self.config.devices), find_unavailable_languages(self._toolchain))
-            known = (self._toolchain, here.capabilities)
-            self.machine = replace(
-                here, why_not_buildable=lambda one: why_not_buildable(one, *known), sandbox=self.sandbox.fingerprint_key
+            self.machine = Machine(
+                discover_devices(self.config.devices),
+                find_unavailable_languages(self._toolchain),
+                lambda one: why_not_buildable(one, self._toolchain, self.machine.capabilities),
+                self.sandbox.fingerprint_key,
             )
         self._plug_ins = list_plug_ins(self.config.evaluator_modules)
         self.tool: tuple[str, str] | None = None

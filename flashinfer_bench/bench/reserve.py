@@ -13,7 +13,7 @@ import contextlib
 import logging
 import os
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -21,31 +21,33 @@ from flashinfer_bench.base.files.locks import USUAL_LIMIT_S, locked_folder, try_
 from flashinfer_bench.base.files.writing import OpenFolder, open_folder
 from flashinfer_bench.bench.confirm import Scope, scope_of
 from flashinfer_bench.bench.planning.plan import Job
+from flashinfer_bench.data import Solution
 from flashinfer_bench.data.digest import digest_of
 
 _log = logging.getLogger(__name__)
 FOLDER: Final = ".runs"
-Placed = tuple[Job, Path | None]
 
 
 class Reservation:
     """The jobs that one run has reserved.
 
     Args:
-        jobs: the jobs of the run, each with the folder of its set; None for a set in memory.
-        done: recorded jobs, each with the folder of its set. The run may confirm their winners.
+        jobs: the jobs of the run.
+        done: recorded jobs. The run may confirm their winners.
+        root_of: returns the folder of a solution's set; None for a set in memory.
     """
 
-    def __init__(self, jobs: Iterable[Placed] = (), done: Iterable[Placed] = ()) -> None:
+    def __init__(self, jobs: Sequence[Job], done: Sequence[Job], root_of: Callable[[Solution], Path | None]) -> None:
         self._held = contextlib.ExitStack()
         self.taken: dict[int | Scope, str] = {}
         """Index of a job, or a workload, that another run has reserved → that run's process."""
         wanted: defaultdict[Path, dict[str, int | Scope]] = defaultdict(dict)
-        judged = [(job, root) for job, root in jobs if root is not None]
-        for job, root in judged:
-            wanted[root][_digest(job)] = job.index
-        for root, scope in dict.fromkeys((root, scope_of(job)) for job, root in (*judged, *done) if root is not None):
-            wanted[root][digest_of(["best", *scope])[:32]] = scope
+        for job in jobs:
+            if (root := root_of(job.solution)) is not None:
+                wanted[root][_digest(job)] = job.index
+        for root, scope in dict.fromkeys((root_of(job.solution), scope_of(job)) for job in (*jobs, *done)):
+            if root is not None:
+                wanted[root][digest_of(["best", *scope])[:32]] = scope
         for root, digests in wanted.items():
             try:
                 self._reserve(root, digests)
