@@ -13,7 +13,7 @@ import warnings
 
 __version__ = "9"
 assert os.environ["FLASHINFER_TRACE_APPLY"] == "1"
-if "bad" in os.environ["FLASHINFER_TRACE_APPLY_PATH"]:
+if os.environ["FLASHINFER_TRACE_APPLY_PATH"].endswith("/bad"):
     warnings.warn("Failed to enable trace apply: twice")
 """
 SOLUTION = """

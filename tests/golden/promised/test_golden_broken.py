@@ -175,7 +175,7 @@ def test_what_is_broken_makes_exit_code_1_unless_it_is_allowed(here, small, done
 
 def test_strict_runs_nothing_where_something_is_broken(here, small):
     done = here("run", "--local", small.root, "--strict", "--no-save-results")
-    assert (done.code, "strict" in done.text, "PASSED" in done.text) == (1, True, False)
+    assert (done.code, "strict" in done.text, ": PASSED" in done.text) == (1, True, False)
 
 
 def test_what_was_not_asked_for_may_be_broken(here, small):
