@@ -267,7 +267,7 @@ def assert_has(found: dict[str, Any], keys: str) -> None:
     assert not missing, f"missing: {missing}; there are {sorted(found)}"
 
 
-def wait_until(is_so: Any, limit_s: float = 120.0) -> None:
+def wait_until(is_so: Any, limit_s: float = 300.0) -> None:
     """Poll until something holds."""
     end = time.monotonic() + limit_s
     while not is_so():

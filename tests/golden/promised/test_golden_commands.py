@@ -264,7 +264,7 @@ def test_compare_measures_two_versions_in_turn(here, own, tmp_path):
         "--local",
         own,
         "--budget",
-        "60",
+        "300",
         "--threshold",
         "5%",
         "--iterations",
