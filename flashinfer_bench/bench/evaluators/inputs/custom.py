@@ -33,8 +33,8 @@ DEVICE: Final = "device"
 AGREE: Final = "inputs_agree"
 """If the function has this attribute, inputs may depend on each other. No call changes only some of these inputs."""
 SLOW_S: Final = 0.05
-"""Seconds that a call of the function may take. A slower function makes no new inputs for timed calls, since a job has
-hundreds of calls."""
+"""Processor seconds that a call of the function may take. A slower function makes no new inputs for timed calls, since
+a job has hundreds of calls."""
 _NUMPY_SEEDS: Final = 1 << 32
 
 
@@ -85,10 +85,10 @@ class CustomInputs:
 
     def compare_draws(self) -> tuple[list[str], float]:
         """Make the custom inputs with two seeds; return the names of the differing inputs, and the seconds of one
-        draw."""
-        first, start = self.draw(1), time.monotonic()
+        draw. These are seconds of this thread on a processor, which a solution's processes cannot lengthen."""
+        first, start = self.draw(1), time.thread_time()
         second = self.draw(2)
-        seconds = time.monotonic() - start
+        seconds = time.thread_time() - start
         return [name for name in self.names if not is_same(first[name], second[name])], seconds
 
     def _by_name(self, made: Any) -> Mapping[str, Any]:

@@ -252,6 +252,13 @@ def test_inputs_that_cannot_be_made_anew_vary_like_stored_inputs(monkeypatch, ma
     assert bool(((x[:, None] / contents.base[0]).abs().log().abs() < 0.23).any())  # scaled
 
 
+def test_a_function_that_waits_for_a_processor_is_not_slow():
+    whole = "{'x': torch.randint(1, 99, (n,)).float(), 'i': torch.ones(n, dtype=torch.int32)}"
+    made = f"__import__('time').sleep(0.06) or {whole}"  # a solution's processes could make it wait
+    x, *_ = open_contents({}, SOURCES, definition=customised(made), n=4).make(1)
+    assert torch.equal(x, x.round())  # drawn, not scaled
+
+
 def test_inputs_of_one_function_are_made_together_and_not_kept(monkeypatch):
     drawn = []
 
