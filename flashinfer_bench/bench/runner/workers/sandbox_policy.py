@@ -215,18 +215,17 @@ def _is_below(path: str, folders: Iterable[str]) -> bool:
 def _find_imported(import_path: Sequence[str]) -> Iterator[str]:
     """Yield the modules on the path: whole folders of installed packages, single modules of other folders."""
     for folder in (Path(entry or ".") for entry in import_path):
-        if folder.is_file():  # the standard library in an archive
-            yield str(folder)
-        elif folder.exists():
-            entries = sorted(folder.iterdir())
-            is_site = folder.name in ("site-packages", "dist-packages", "lib-dynload")
-            if is_site or any(entry.suffix == ".dist-info" for entry in entries):
+        with suppress(PermissionError):  # Python imports nothing from such a folder
+            if folder.is_file():  # the standard library in an archive
                 yield str(folder)
-            elif folder.resolve() != PACKAGE.parent:
-                modules = (
-                    one for one in entries if one.suffix in (".py", ".so", ".pyd") or (one / "__init__.py").is_file()
-                )
-                yield from map(str, modules)
+            elif folder.exists():
+                entries = sorted(folder.iterdir())
+                is_site = folder.name in ("site-packages", "dist-packages", "lib-dynload")
+                if is_site or any(entry.suffix == ".dist-info" for entry in entries):
+                    yield str(folder)
+                elif folder.resolve() != PACKAGE.parent:
+                    suffixes = (".py", ".so", ".pyd")
+                    yield from (str(one) for one in entries if one.suffix in suffixes or any(one.glob("__init__.py")))
     for name, module in list(sys.modules.items()):  # editable installs may have a table of packages
         table = getattr(module, "MAPPING", None) if name.startswith("__editable__") else None
         if isinstance(table, dict):

@@ -11,6 +11,8 @@ from flashinfer_bench.bench.runner.protocol import SessionConfig
 from flashinfer_bench.bench.runner.workers import sandbox_policy
 from flashinfer_bench.bench.runner.workers.sandbox_policy import PolicyMaker, carve, find_readable
 from flashinfer_bench.compile import Artifact
+from flashinfer_bench.sandbox.confine import drop_capabilities
+from flashinfer_bench.sandbox.process_tree import in_child
 from flashinfer_bench.sandbox.user import choose_user
 from tests.conftest import CHECKOUT
 
@@ -78,6 +80,20 @@ def place():
         Path(folder).chmod(0o755)
         yield Path(folder)
     os.umask(before)
+
+
+def test_a_folder_on_the_import_path_that_the_user_cannot_enter_is_passed_over(place):
+    write(place, "work/module.py", "work/package/__init__.py")
+    for closed in (place / "closed", place / "work" / "closed"):
+        closed.mkdir(mode=0)
+    path = [str(place / "closed"), str(place / "closed" / "deeper"), str(place / "work")]
+
+    def reads_both():
+        drop_capabilities(kept=None)  # as root, which could enter them, too
+        readable = find_readable({}, import_path=path)
+        return all(is_readable(place / "work" / name, readable) for name in ("module.py", "package"))
+
+    assert in_child(reads_both)
 
 
 def open_maker(place, user="the session's"):
