@@ -152,14 +152,14 @@ class TrialInProgress:
     retaken: int = 0
     """Samples that were taken again."""
     looked_at: Sample = field(init=False)
-    """Sample of the first call, which is made alone. The check sets it."""
+    """Sample of the first call, which is made alone. It counts if the budget holds no more calls. The check sets it."""
 
     def run(self) -> Trial:
         """Take the trial."""
         procedure, start = self.procedure, self.now()
-        latest = self.check()
+        self.check()
         if self.now() - start > procedure.budget_s:
-            return Trial((latest,), "budget", self.metadata("the budget holds no more calls", []))
+            return Trial((self.looked_at,), "budget", self.metadata("the budget holds no more calls", []))
         if not procedure.stops_early or self.per_call_s <= SPARED_S:
             self.warm_up(self.now() + procedure.budget_s / SLOW_SHARE - CHECKS * self.per_call_s)
         elif self.waits_inside:
@@ -205,17 +205,13 @@ class TrialInProgress:
 
     # Check
 
-    def check(self) -> Sample:
-        """Make the first calls, to find the call's launches, whether it waits for the GPU, and its host time.
-
-        Returns:
-            The sample that counts if the budget holds no more calls.
-        """
+    def check(self) -> None:
+        """Make the first calls, to find the call's launches, whether it waits for the GPU, and its host time."""
         procedure, clock = self.procedure, self.clock
         (alone,) = self.time_calls(1)
         self.looked_at, alone_s = alone, self.per_call_s
         if not clock.fills_queue or alone_s > procedure.budget_s:
-            return alone
+            return
         self.enqueue_ns, self.overfills = alone.enqueue_ns, (alone.operations or 0) > QUEUE_HOLDS
         if alone_s * SLOW_SHARE <= procedure.budget_s:
             behind_delay = self.probe(PROBES[0])
@@ -236,7 +232,6 @@ class TrialInProgress:
                 self.per_call_s = min(before_s, self.per_call_s)
             if self.per_call_s <= REQUEST_S:
                 self.per_call_s = min(self.per_call_s, seen_s)
-        return alone
 
     def probe(self, tries: int) -> Sample:
         """Find out whether the call waits for the GPU: run it behind a delay that is longer than its host time.
@@ -320,24 +315,26 @@ class TrialInProgress:
             (first,) = self.time_calls(1, source=replays)
             if first.launched == eager.launched and first.work_ns < WORK_SHARE * eager.work_ns:
                 (eager,) = self.time_calls(1)  # the GPU may have been slow in the check
-            least_ns = WORK_SHARE * eager.work_ns
+            if first.launched != eager.launched:
+                return self.source, OTHER
+            if first.work_ns < WORK_SHARE * eager.work_ns:
+                return self.source, LESS
             each_s, fresh = max(self.now() - start, known_s), self.clock.fresh_graphs
-            if first.launched == eager.launched and first.work_ns >= least_ns:
-                if fresh is None:  # each new call is captured before it is timed, so its wall time is longer
-                    others = self.time_calls(1, source=replays)
-                    known_s = self.per_call_s
-                elif fresh * each_s * SLOW_SHARE > self.procedure.budget_s:
-                    known_s = each_s
-                elif fresh:  # the first replay of a graph is slower than its later replays
-                    others = self.time_calls(fresh, source=replays)
+            if fresh is None:  # each new call is captured before it is timed, so its wall time is longer
+                others = self.time_calls(1, source=replays)
+                known_s = self.per_call_s
+            elif fresh * each_s * SLOW_SHARE > self.procedure.budget_s:
+                known_s = each_s
+            elif fresh:  # the first replay of a graph is slower than its later replays
+                others = self.time_calls(fresh, source=replays)
         except CaptureRefused as refused:
             return self.source, str(refused)
         finally:
             self.per_call_s = known_s
-        if any(one.launched != eager.launched for one in (first, *others)):
+        if any(one.launched != first.launched for one in others):
             return self.source, OTHER
         # The contents of the inputs may change a call's work, so the median of the other calls counts.
-        if first.work_ns < least_ns or median([one.work_ns for one in others or [first]]) < WORK_SHARE * first.work_ns:
+        if others and median([one.work_ns for one in others]) < WORK_SHARE * first.work_ns:
             return self.source, LESS
         self.size_delay(enqueue_ns=first.enqueue_ns)
         return replays, ""
