@@ -159,7 +159,7 @@ def test_a_file_that_is_refused_is_named_and_the_others_are_read(tasks: Path) ->
         "latin/level_1_problem_11_sample_0_kernel.py": b"# \xe9",
         "prose/level_1_problem_11_sample_0_kernel.py": b"Here is ModelNew:",
         "right/level_1_problem_99_sample_0_kernel.py": right.read_bytes(),
-        "wrong/right/level_1_problem_11_sample_0_kernel.py": right.read_bytes(),
+        "a/right/level_1_problem_11_sample_0_kernel.py": right.read_bytes(),
         ".venv/1_Hidden.py": b"def get_init_inputs(",
     }
     for name, content in written.items():

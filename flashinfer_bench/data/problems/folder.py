@@ -126,8 +126,10 @@ def find_problems(root: Path, engine: Engine, issues: list[LoadIssue]) -> Iterat
 
 
 def list_files(root: Path) -> list[Path]:
-    """Return the files of a folder, without hidden folders such as .venv."""
-    return sorted(walk_files(root, lambda *_: None, passes_over=lambda name: name.startswith(".")))
+    """Return the files of a folder, without hidden folders such as .venv. Outer files come first, so that no file in an
+    inner folder takes their names."""
+    found = walk_files(root, lambda *_: None, passes_over=lambda name: name.startswith("."))
+    return sorted(found, key=lambda file: (len(file.parts), file))
 
 
 def read_source(file: Path) -> str:
