@@ -98,8 +98,7 @@ class SlotActor:
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_read, False)
         self._session_config: SessionConfig | None = None
-        self._scheduler: Scheduler | None = None
-        self._build_pool: BuildPool | None = None
+        self._opened: tuple[Scheduler, BuildPool] | None = None
         self._batch = Batch((), {}, {})
 
     def describe(self) -> SlotMetadata:
@@ -171,9 +170,7 @@ class SlotActor:
                 raise DeviceFault(wrong[0])
             for (root, path), blob in batch.blobs.items():
                 self._write_blob(self._find_root(root) / path, blob)
-            local_roots = {root: str(self._find_root(root)) for root, _ in batch.blobs}
-            roots = {index: local_roots.get(root, root) for index, root in batch.roots.items()}
-            self._batch = replace(batch, roots=roots)
+            self._batch = batch
             scheduler, build_pool = self._open(session_config)
             scheduler.add(list(batch.jobs))
             try:
@@ -195,8 +192,8 @@ class SlotActor:
 
     def _open(self, session_config: SessionConfig) -> tuple[Scheduler, BuildPool]:
         """Return the scheduler of this device with these settings, and its build pool."""
-        if self._scheduler is not None and self._build_pool is not None and session_config == self._session_config:
-            return self._scheduler, self._build_pool
+        if self._opened is not None and session_config == self._session_config:
+            return self._opened
         self._end_session()
         self._session_config, sandbox = session_config, self._metadata.sandbox
         fitted = session_config.model_copy(
@@ -208,27 +205,30 @@ class SlotActor:
                 "baselines": session_config.baselines if sandbox.is_sandboxed else "off",
             }
         )
-        self._build_pool = BuildPool(
+        build_pool = BuildPool(
             self._cache,
             jobs=self._settings.build_jobs or default_jobs(spared_cores=0 if self._kind == "cpu" else 1),
             target=BuildTarget.of(self._capabilities),
             toolchain=self._toolchain,
         )
         requests = RequestMaker(
-            self._build_pool,
-            blob_root_for=lambda job: Path(self._batch.roots[job.index]),
+            build_pool,
+            blob_root_for=lambda job: self._find_root(self._batch.roots[job.index]),
             seed_of=lambda job: self._batch.seeds[job.index],
         )
-        self._scheduler = Scheduler([self._metadata.device], session_config_for=lambda _: fitted, requests=requests)
-        return self._scheduler, self._build_pool
+        devices = [self._metadata.device]
+        self._opened = Scheduler(devices, session_config_for=lambda _: fitted, requests=requests), build_pool
+        return self._opened
 
     def _end_session(self) -> None:
-        scheduler, self._scheduler = self._scheduler, None
-        if scheduler is not None:
-            scheduler.close()
+        opened, self._opened = self._opened, None
+        if opened is not None:
+            opened[0].close()
 
     def _find_root(self, root: str) -> Path:
-        """Return the folder on this node for a folder of the host."""
+        """Return the folder on this node for a folder of the host with stored inputs."""
+        if self._settings.has_shared_blobs:
+            return Path(root)
         return self._files / hashlib.sha256(root.encode()).hexdigest()[:16]
 
     def _write_blob(self, file: Path, blob: Blob) -> None:
