@@ -121,8 +121,8 @@ def describe_definition(trace_set: TraceSet, name: str, everything: Sequence[Res
 def _list_points(results: Sequence[Result]) -> dict[tuple[str, str, str], list[list[Any]]]:
     """Return the latest times of each job with more than one time: seconds since 1970, latency, and the latency's
     interval."""
-    whole = [item for item in results if item.measurement.meaningful and not item.reported.run.quick]
-    timed = [(moment, item) for item in whole if item.latency_ms and (moment := parse_time(item.evaluation.timestamp))]
+    ranked = (item for item in results if item.is_ranked)
+    timed = [(moment, item) for item in ranked if (moment := parse_time(item.evaluation.timestamp))]
     found: dict[tuple[str, str, str], list[list[Any]]] = {}
     for moment, item in sorted(timed, key=itemgetter(0)):
         job = (item.solution, item.hardware, item.workload)
