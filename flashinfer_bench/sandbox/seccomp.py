@@ -233,7 +233,7 @@ def make_program(
     fixed = {"refuse": REFUSE}
     if sandboxed:
         fixed |= {"sealed": REFUSE, "missing": FAIL | errno.ENOSYS, "attribute": FAIL | errno.EOPNOTSUPP}
-        fixed |= {"connect": ask, "resume": ALLOW} if for_tool else {"connect": NO_ACCESS, "resume": REFUSE}
+        fixed |= {"connect": ask} if for_tool else {"connect": NO_ACCESS, "resume": REFUSE}
     if sandboxed and not has_own_user:
         fixed |= {"own-file": ask, "done": FAIL}
     program = [

@@ -38,6 +38,7 @@ CASES = [
     ([ALLOW] * 4, ("clone", 17), ("personality", 0xFFFFFFFF)),
     ([ASK] * 4, ("kill", OTHER), ("kill", -1 & (1 << 64) - 1), ("setpriority", 0, OTHER)),
     ([ALLOW, EPERM, EPERM, EPERM], "mount", "io_uring_setup", "shmget", ("fcntl", 3, 1024), ("ioctl", 3, 0x40086602)),
+    ([ASK, EPERM, EPERM, ASK], ("kill", OTHER, 18), ("tgkill", OTHER, OTHER, 18)),
     ([ALLOW, EPERM, EPERM, ALLOW], ("kill", 0, 18), ("kill", OWN, 18), ("tgkill", OWN, OWN, 18), "timer_create"),
     ([ALLOW, EPERM, EPERM, EPERM], ("clone", 0x10000000), ("unshare", 0x80), ("personality", 0x400000)),
     ([ALLOW, ENOSYS, ENOSYS, ENOSYS], "clone3"),
