@@ -19,6 +19,8 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 1, 4, 36, 38
+PF_EXITING: Final = 4
+"""The kernel's flag of a thread that ends."""
 KILL_ROUNDS: Final = 100
 """Maximum number of searches for new processes of a session."""
 KILL_POLL_S: Final = 0.002
@@ -108,6 +110,8 @@ class Process(NamedTuple):
     parent: int
     group: int
     session: int
+    flags: int
+    """The kernel's flags of the thread (PF_*)."""
     ticks: int
     """Processor time in clock ticks."""
 
@@ -116,16 +120,24 @@ def read_process(pid: int) -> Process | None:
     """Read a process from proc(5)'s stat; None if it has ended. The id may be a thread's id."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(") ")[2].split()
-        parent, group, session, user_ticks, system_ticks = (int(fields[at]) for at in (1, 2, 3, 11, 12))
+        parent, group, session, flags, user_ticks, system_ticks = (int(fields[at]) for at in (1, 2, 3, 6, 11, 12))
     except (OSError, ValueError, IndexError):
         return None
-    return Process(fields[0], parent, group, session, user_ticks + system_ticks)
+    return Process(fields[0], parent, group, session, flags, user_ticks + system_ticks)
 
 
 def cpu_ticks(pid: int) -> int:
     """Return the processor time of a process in clock ticks; 0 if it has ended."""
     process = read_process(pid)
     return 0 if process is None else process.ticks
+
+
+def is_exiting(pid: int) -> bool:
+    """Return whether a thread of a process ends, and has not ended yet. Its end may send a signal."""
+    with suppress(OSError):
+        threads = [read_process(int(one.name)) for one in Path(f"/proc/{pid}/task").iterdir()]
+        return any(one is not None and one.flags & PF_EXITING and one.state not in "ZX" for one in threads)
+    return False
 
 
 def catches(pid: int, number: int) -> bool:

@@ -26,7 +26,14 @@ from flashinfer_bench.base.host import usable_memory
 from flashinfer_bench.base.wire import FrameReader, WireClosed, WireError, send_frame, send_frame_by
 from flashinfer_bench.bench.runner.workers.timed.batches import BatchOverhead, take_overhead
 from flashinfer_bench.errors import DeviceFault
-from flashinfer_bench.sandbox.process_tree import catches, descendants, end_tree, hidden_memory, resident_memory
+from flashinfer_bench.sandbox.process_tree import (
+    catches,
+    descendants,
+    end_tree,
+    hidden_memory,
+    is_exiting,
+    resident_memory,
+)
 from flashinfer_bench.worker.protocol import (
     STACK_FILE,
     STACK_SIGNAL,
@@ -406,16 +413,19 @@ class WorkerProcess:
     def pause(self) -> None:
         """Stop every process below the supervisor until the next request, including new processes.
 
-        A worker that uses a GPU is not stopped, since its work there would continue. A worker that keeps starting
-        processes is ended, and the next request to it fails.
+        A process that ends may resume another, so its end is awaited. A worker that uses a GPU is not stopped, since
+        its work there would continue. A worker that keeps starting or ending processes is ended, and the next request
+        to it fails.
         """
         if self.clock.fills_queue or self._is_ending or self.supervisor_pid is None:
             return
-        deadline = time.monotonic() + PAUSE_LIMIT_S
-        while {*(found := descendants(self.supervisor_pid))} - {*self._stopped}:
+        deadline, at_rest = time.monotonic() + PAUSE_LIMIT_S, False
+        while not at_rest:
             if time.monotonic() > deadline:
                 self.begin_end()
                 break
+            found = descendants(self.supervisor_pid)
+            at_rest = {*found} <= {*self._stopped} and not any(map(is_exiting, found))
             self._stopped = found
             self._signal_stopped(signal.SIGSTOP)  # a process that still ran may have resumed another process
 

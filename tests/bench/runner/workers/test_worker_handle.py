@@ -6,9 +6,12 @@ import threading
 import time
 
 import pytest
+import torch
 
 from flashinfer_bench.bench.runner.workers import worker_handle
+from flashinfer_bench.bench.runner.workers.claims import OutputSpec
 from flashinfer_bench.bench.runner.workers.worker_handle import WorkerGone, WorkerLate, WorkerProcess
+from flashinfer_bench.sandbox.process_tree import read_process
 from flashinfer_bench.worker.protocol import Claim
 from tests.kit.workers import wait_ready, worker_order
 
@@ -47,3 +50,28 @@ def test_a_worker_that_cannot_be_held_still_in_time_is_ended(template, tmp_path,
             worker.pause()
             while True:  # it may answer once before its guard gets a core
                 worker.ask("recover", Claim, 20.0)
+
+
+RESUMED_BY_AN_END = """
+import ctypes, os, signal, time
+def run(x):
+    reading, writing = os.pipe()
+    if not os.fork():
+        if not (child := os.fork()):
+            ctypes.CDLL(None).prctl(1, signal.SIGCONT)  # when its parent ends
+            while True:
+                time.sleep(0.01)
+        filled = bytes(b"x" * (256 << 20))
+        os.write(writing, b"%d" % child)
+        os._exit(0)
+    return x + int(os.read(reading, 20))
+"""
+
+
+def test_no_process_that_takes_long_to_end_resumes_a_paused_one(open_kernel):
+    one = OutputSpec("y", (1,), torch.float64)
+    with open_kernel(RESUMED_BY_AN_END, outputs=(one,)) as kernel:
+        child = int(kernel(torch.zeros(1, dtype=torch.float64))[0])
+        kernel.worker.pause()
+        time.sleep(0.5)
+        assert read_process(child).state == "T"
