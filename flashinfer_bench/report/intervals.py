@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Final, final
+from typing import final
 
 from flashinfer_bench.data.evaluation import as_time
 from flashinfer_bench.data.measurement import Measurement
@@ -17,10 +17,7 @@ from flashinfer_bench.data.sets.results import UNMEASURED, Result
 from flashinfer_bench.data.sets.weights import weighted_mean
 from flashinfer_bench.data.store.trace_lines import AnyEvaluation
 from flashinfer_bench.report.decision import half_share, join_halves, log_half_of
-from flashinfer_bench.timing.between_workers import default_spread, widened_interval
-
-LARGEST_LOG: Final = 700.0
-"""Largest logarithm whose exponential is a finite float."""
+from flashinfer_bench.timing.between_workers import LARGEST_LOG, default_spread, widened_interval
 
 
 @final

@@ -25,6 +25,8 @@ DEFAULT_FREEDOM: Final = 6.0
 MOST_FREEDOM: Final = 200.0
 """Maximum degrees of freedom of a measured spread. Beyond these, older measurements count less, since a machine
 changes."""
+LARGEST_LOG: Final = 700.0
+"""Largest logarithm whose exponential is a finite float."""
 WORKERS: Final = "workers"
 ONE_WORKER: Final = "one worker, widened"
 NOISY: Final = "noisy"
@@ -90,7 +92,7 @@ def widened_interval(latency: float, samples: Interval | None, spread: WorkerSpr
     added as squares."""
     within = 0.0 if samples is None or latency <= 0 else (samples[1] - samples[0]) / 2 / latency
     share = sqrt(within**2 + spread.half**2)
-    return latency * exp(-share), latency * exp(share)
+    return latency * exp(-share), latency * exp(min(share, LARGEST_LOG))
 
 
 def interval_of_workers(latencies: Sequence[float]) -> Interval:
