@@ -33,7 +33,7 @@ from flashinfer_bench.bench.runner.environments import recorded_variables
 from flashinfer_bench.bench.runner.job_seeds import JobSeeds
 from flashinfer_bench.bench.scheduler import POLL_S, DeviceSlot, Judged, Rules, Scheduler
 from flashinfer_bench.bench.spread_file import SpreadFile
-from flashinfer_bench.data import Definition, Evaluation, Solution, Trace
+from flashinfer_bench.data import Definition, Evaluation, Performance, Solution, Trace
 from flashinfer_bench.data.store.jsonl import append_lines, check_append
 from flashinfer_bench.data.store.layout import traces_path
 from flashinfer_bench.errors import DataSetError, Fault, FlashInferBenchError
@@ -355,14 +355,17 @@ class TraceRecorder:
     def _measured(self, job: Job, device: Device, evaluation: Evaluation) -> dict[str, Any]:
         """Return the records of times and of the roofline. The intervals include the spread between workers."""
         performance, found = evaluation.performance, dict[str, Any]()
-        if performance is None or not job.workload.timed:
+        if not job.workload.timed:
             return found
         spread, extra = SpreadFile(self._context.cache, device).read(), evaluation.extra or {}
-        times = {"measurement": performance.latency_ms, "baseline": performance.reference_latency_ms}
+        known = performance or Performance()  # a wrong solution that is timed anyway has only a record
+        times = {"measurement": known.latency_ms, "baseline": known.reference_latency_ms}
         for name, latency_ms in times.items():
             record = extra.get(name)
             if isinstance(record, dict) and record.get("interval") != WORKERS:
-                found[name] = report_with_spread(record, latency_ms, spread)
+                found[name] = report_with_spread(record, latency_ms or record.get("median_ms", 0.0), spread)
+        if performance is None:
+            return found
         cost = cost_of_workload(job.definition, job.workload, self._context.blob_root_for(job))
         if cost is None:
             return found

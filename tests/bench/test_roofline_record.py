@@ -1,4 +1,4 @@
-"""The roofline in a trace: whose ceiling it has, and the flag of a time below its floor."""
+"""The roofline in a trace: whose ceiling it has, and the flag of a time below its floor. The interval of a time."""
 
 import json
 
@@ -48,3 +48,17 @@ def test_a_trace_names_its_ceiling_and_flags_a_time_below_the_floor(
         engine.close()
     extra = trace.evaluation.extra
     assert (extra["roofline"]["peak"], extra["measurement"]["flags"]) == (peak, flags)
+
+
+def test_the_time_of_a_wrong_solution_has_an_interval_and_a_flag_if_it_is_noisy(monkeypatch, tmp_path):
+    record = {"median_ms": 1.0, "interval95_ms": [0.5, 1.5]}
+    engine = play_engine(monkeypatch, tmp_path)
+    found = {"status": "INCORRECT_NUMERICAL", "extra": {"measurement": record}}
+    monkeypatch.setattr(PlayedSession, "evaluate", staticmethod(lambda job, name: dict(found)))
+    PlayedSession.gate.set()
+    try:
+        (trace,) = engine.submit(make_solution("mine"), ["d0"]).result(60)
+    finally:
+        engine.close()
+    kept = trace.evaluation.extra["measurement"]
+    assert (kept["flags"], kept["interval"]) == (["noisy"], "one worker, widened")
