@@ -12,7 +12,7 @@ from flashinfer_bench.bench.planning.resume import PROTOCOL
 from flashinfer_bench.data.measurement import BOUNDS, ReportedTrace
 from flashinfer_bench.report.verdict import to_one_line
 from flashinfer_bench.timing.flags import FLAGS
-from flashinfer_bench.timing.measurement import EVENTS_ASKED_FOR
+from flashinfer_bench.timing.measurement import EVENTS_ASKED_FOR, FALLING_BACK
 
 QUICK: Final = "quick"
 MEANINGS: Final = {
@@ -111,7 +111,7 @@ def describe_flag(flag: str, timing: Timing) -> str:
 @lru_cache(1 << 10)
 def _describe_way(method: str, cache_state: str, fallback: str) -> str:
     clock, caches = METHODS.get(method, method), f", {cache_state} L2" if cache_state and method != "wall" else ""
-    reason = "" if fallback == EVENTS_ASKED_FOR else fallback
+    reason = "" if fallback == EVENTS_ASKED_FOR else fallback.removesuffix(f". {FALLING_BACK}")
     return to_one_line(f"by {clock}{caches}{f' ({reason})' if reason else ''}")
 
 

@@ -30,7 +30,8 @@ WALL: Final = "wall"
 EVENTS_ASKED_FOR: Final = "CUDA events were asked for"
 """The value of "fallback" if the user chose CUDA events."""
 FALLING_BACK: Final = "Falling back to CUDA events."
-"""Last words of a warning about "fallback". FlashInfer's documentation promises these words."""
+"""Last words of a warning about "fallback". FlashInfer's documentation promises these words. Traces of earlier versions
+have these words in "fallback", too."""
 
 
 Words = Annotated[str, Field(max_length=512), AfterValidator(to_printable)]

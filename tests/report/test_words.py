@@ -11,7 +11,7 @@ from flashinfer_bench.report.comparable import comparison_keys, find_difference
 from flashinfer_bench.report.decision import decide, join_halves, log_half_of
 from flashinfer_bench.report.timing import count_timing, describe_bounds, describe_flag, describe_ways, join_timings
 from flashinfer_bench.report.verdict import first_reason, to_one_line
-from flashinfer_bench.timing.measurement import EVENTS_ASKED_FOR
+from flashinfer_bench.timing.measurement import EVENTS_ASKED_FOR, FALLING_BACK
 from tests.kit import make_evaluation, make_trace, make_workload
 from tests.report.made import GPU
 
@@ -54,6 +54,7 @@ def read_timing(evaluations):
     [
         ([timed(launch="graph"), timed()], "timed by CUPTI, cold L2, 1 of them as replays of CUDA graphs"),
         ([timed("cuda_events", cache_state="warm", fallback=EVENTS_ASKED_FOR)], "timed by CUDA events, warm L2"),
+        ([timed("cuda_events", fallback=f"no CUPTI. {FALLING_BACK}")], "timed by CUDA events, cold L2 (no CUPTI)"),
         ([timed("wall", cache_state="warm", launch="")], "timed by the wall clock"),
         ([timed(), make_evaluation()], "timed 1 of 2 by CUPTI, cold L2; 1 of 2 do not say how"),
         ([make_evaluation("TIMEOUT")], None),

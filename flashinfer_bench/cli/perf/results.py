@@ -218,7 +218,7 @@ def report(row: Row) -> Iterator[str]:
     if record.get("setup_ms") is not None:
         yield f"[INFO] {name}: setup takes {record['setup_ms']:.3f} ms before a call; it is not in the time"
     if record.get("fallback") and not flags["use_cuda_events"]:
-        yield f"[WARNING] {record['fallback']}. {FALLING_BACK}"
+        yield f"[WARNING] {str(record['fallback']).removesuffix(f'. {FALLING_BACK}')}. {FALLING_BACK}"
     yield from (f"[WARNING] {name}: {what}" for what in (row["caveat"], facts.get("too_fast")) if what)
     if flags["verbose"] >= 2:
         method = ", ".join(str(record[key]) for key in ("method", "cache_state") if key in record)

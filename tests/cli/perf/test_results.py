@@ -90,6 +90,12 @@ def test_a_time_that_cannot_be_is_flagged_and_one_of_setup_is_told_beside(tmp_pa
     assert flags - {*read} == {"no_qk_l2norm", "no_sf_swizzled_layout", "nvtx", *elsewhere}
 
 
+@pytest.mark.parametrize("ending", ["", ". Falling back to CUDA events."])  # the second is of an earlier version
+def test_a_fall_back_is_a_warning_in_the_words_of_the_documents(ending):
+    lines = report(row(record={**RECORD, "fallback": f"no CUPTI{ending}"}))
+    assert "[WARNING] no CUPTI. Falling back to CUDA events." in lines
+
+
 def test_the_engine_is_told_counts_tolerance_and_limits():
     asked = request("--num_iters 11 --dry_run_iters 3 --random_seed 5 --use_cuda_events")
     config = make_config([asked], SESSION)
