@@ -61,12 +61,14 @@ def make_solution(
 
 
 def find_engine(path: str, text: str) -> str | None:
-    """Return the engine that calls a name which a Python source defines; None if there is none."""
+    """Return the engine that calls a name which a Python source defines; None if there is none. The verdict on a source
+    that cannot be parsed names the error."""
+    text = text if path.endswith(".py") else ""
     try:
-        module = read_module(text if path.endswith(".py") else "")
+        module = read_module(text)
+        own = module.names.keys() - module.imported
     except ValueError:
-        return None
-    own = module.names.keys() - module.imported
+        own = set(re.findall(r"^(?:class|def) (\w+)", text, re.MULTILINE))
     return next((engine for engine, (symbol, _) in ENGINES.items() if symbol in own), None)
 
 

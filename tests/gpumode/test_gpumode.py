@@ -227,7 +227,9 @@ def test_only_submissions_become_solutions_and_each_refused_file_is_named(tmp_pa
     written = {
         "a/same/x.py": text,
         "b/same/x.py": text,
+        "broken/x.py": text + "return 1 +\n",
         "latin/x.py": "# \xe9",
+        "prose/x.py": "Here is def custom_kernel(data):",
         ".venv/x.py": text,
         "b/same/y:y.py": text,
     }
@@ -236,7 +238,7 @@ def test_only_submissions_become_solutions_and_each_refused_file_is_named(tmp_pa
         (folder / name).write_bytes(content.encode("latin-1"))
     found = read_folder(tmp_path, GpuMode())
     names = [item.name for item in found.solutions["good"]]
-    assert names == ["good_same_x", "good_correct_one", "good_wrong_one"]
+    assert names == ["good_broken_x", "good_same_x", "good_correct_one", "good_wrong_one"]
     reasons = {str(issue.file.relative_to(folder)): issue.reason for issue in found.issues}
     assert reasons.keys() == {"b/same/x.py", "b/same/y:y.py", "latin/x.py"}
     assert "is good_same_x already" in reasons["b/same/x.py"]
