@@ -34,6 +34,7 @@ from flashinfer_bench.bench.runner.job_seeds import JobSeeds
 from flashinfer_bench.bench.scheduler import POLL_S, DeviceSlot, Judged, Rules, Scheduler
 from flashinfer_bench.bench.spread_file import SpreadFile
 from flashinfer_bench.data import Definition, Evaluation, Performance, Solution, Trace
+from flashinfer_bench.data.measurement import read_reported
 from flashinfer_bench.data.store.jsonl import append_lines, check_append
 from flashinfer_bench.data.store.layout import traces_path
 from flashinfer_bench.errors import DataSetError, Fault, FlashInferBenchError
@@ -358,12 +359,15 @@ class TraceRecorder:
         if not job.workload.timed:
             return found
         spread, extra = SpreadFile(self._context.cache, device).read(), evaluation.extra or {}
-        known = performance or Performance()  # a wrong solution that is timed anyway has only a record
-        times = {"measurement": known.latency_ms, "baseline": known.reference_latency_ms}
+        known, reported = performance or Performance(), read_reported(evaluation)
+        times = {  # a wrong solution that is timed anyway has only a record
+            "measurement": known.latency_ms or reported.measurement.median_ms,
+            "baseline": known.reference_latency_ms or reported.baseline.median_ms,
+        }
         for name, latency_ms in times.items():
             record = extra.get(name)
             if isinstance(record, dict) and record.get("interval") != WORKERS:
-                found[name] = report_with_spread(record, latency_ms or record.get("median_ms", 0.0), spread)
+                found[name] = report_with_spread(record, latency_ms or 0.0, spread)
         if performance is None:
             return found
         cost = cost_of_workload(job.definition, job.workload, self._context.blob_root_for(job))

@@ -108,9 +108,17 @@ def is_noisy(latency_ms: float, samples_ms: Interval | None, spread: WorkerSprea
 
 
 def report_with_spread(record: Mapping[str, Any], latency_ms: float, spread: WorkerSpread) -> dict[str, Any]:
-    """Return one worker's record with an interval that holds for the next worker."""
+    """Return one worker's record with an interval that holds for the next worker.
+
+    An interval of another form than two numbers counts as missing, since evaluators may make records, too.
+    """
     reported = _name_readings(record)
-    samples, flags = reported.get("readings95_ms"), [flag for flag in reported.pop("flags", []) if flag != NOISY]
+    match reported.get("readings95_ms"):
+        case [int() | float() as low, int() | float() as high]:
+            samples: Interval | None = (low, high)
+        case _:
+            samples = None
+    flags = [flag for flag in reported.pop("flags", []) if flag != NOISY]
     if is_noisy(latency_ms, samples, spread):
         flags.append(NOISY)
     reported |= {"flags": flags} if flags else {}

@@ -31,6 +31,8 @@ def test_an_interval_of_one_worker_is_widened_and_named():
     alone = report_with_spread({}, 2.0, CPU)  # without enough readings
     assert log(alone["interval95_ms"][1] / 2.0) == pytest.approx(CPU.half)
     assert "readings95_ms" not in alone
+    for form in ([], None, "12", [1.0], ["1", None]):  # as an evaluator may make it
+        assert report_with_spread({"interval95_ms": form}, 2.0, CPU)["interval95_ms"] == alone["interval95_ms"]
     scattered = report_with_spread({"interval95_ms": [0.0, 1.0]}, 1e-4, CPU)  # no float holds its exponential
     assert scattered["interval95_ms"][1] > 1
 
