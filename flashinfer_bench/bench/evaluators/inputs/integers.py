@@ -320,6 +320,8 @@ LENGTHS: Final = below(_capacity, 16, least=1)
 PAGES: Final = within("num_pages", "num_blocks", "max_num_pages", usual=None, is_distinct=True)
 SLOTS: Final = within(*_SLOT_AXES, usual=None, is_distinct=True)
 POSITIONS: Final = within(*_POSITION_AXES, usual=4096)
+CLASSES: Final = within(*_CLASS_AXES)
+NUMBERS: Final = within()
 
 INTEGER_RULES: Final[tuple[Rule, ...]] = (
     # offsets and lengths
@@ -338,7 +340,7 @@ INTEGER_RULES: Final[tuple[Rule, ...]] = (
     # by dtype
     Rule(ANY, "int uint", PACKED, fill_bytes, OPENED_TEXT, "rolled", partial(_has_words, is_masked=False)),
     Rule(ANY, "int uint", ANY, fill_bytes, MASKED_TEXT, "rolled", partial(_has_words, is_masked=True)),
-    Rule(ANY, "int uint", LABELS, within(*_CLASS_AXES), LABELS_TEXT, None, _is_wide),
-    Rule(ANY, "int uint", ANY, within(), NUMBER_TEXT, None, _is_wide),
+    Rule(ANY, "int uint", LABELS, CLASSES, LABELS_TEXT, None, _is_wide),
+    Rule(ANY, "int uint", ANY, NUMBERS, NUMBER_TEXT, None, _is_wide),
     Rule(ANY, "int uint", ANY, fill_bytes, BYTES_TEXT),
 )

@@ -55,6 +55,9 @@ has this size."""
 FEW_BOOLS: Final = 64
 """Minimum elements of a bool input that is made anew. In a shorter input all elements could become false, and a mask
 could select nothing. So a shorter input is only rotated."""
+FEW_NUMBERS: Final = 4096
+"""Minimum elements of an input of integers without structure that is made anew. Fewer integers may be amounts of work,
+so calls would take times of their own."""
 STEP_BIAS: Final = "dt_bias"
 NO_NUMBERS: Final = r"scale|zero|mask|flag|sign|type|code|bits"
 """A stored int8 input with one of these words in its name holds no quantised numbers."""
@@ -100,7 +103,9 @@ def find_varied_input(value_spec: ValueSpec, *, is_random: bool = True) -> Varie
         kind = None if is_wide else "bytes"
     elif is_float and is_wide and is_any:
         kind = "float"
-    if not (is_float or rule.make is fill_bytes or kind == "bools" or mode == "redrawn") or rule.mode == "fixed":
+    has_numbers = rule.make in (integers.CLASSES, integers.NUMBERS) and math.prod(value_spec.shape) >= FEW_NUMBERS
+    is_free = is_float or has_numbers or rule.make is fill_bytes or kind == "bools" or mode == "redrawn"
+    if not is_free or rule.mode == "fixed":
         return VariedInput(name, "rolled" if rule.make is even else mode)
     deviation = rule.deviation(value_spec) if rule.deviation is not None and is_wide else None
     remake = partial(_remake, rule, value_spec)
