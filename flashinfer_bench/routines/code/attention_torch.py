@@ -24,12 +24,13 @@ def multiply(q, k):
     step, key = max(1, STRETCH // (len(k) * q.shape[1])), torch.arange(len(q) - len(k), len(q), device=q.device)
     for query in torch.arange(len(q), device=q.device).split(step):
         products = torch.einsum("qhgd,khd->hgqk", q[query].float().unflatten(1, (k.shape[1], -1)), k.float())
-        yield query, products.masked_fill(key > query[:, None], float("-inf")) if CAUSAL else products
+        yield query, products.masked_fill_(key > query[:, None], float("-inf")) if CAUSAL else products
 
 
 def mix(products, v):
-    """Add up values with the softmax of the products as weights; v [keys, kv_heads, dvo]."""
-    return torch.einsum("hgqk,khd->qhgd", (products * SM_SCALE).softmax(dim=-1), v.float()).flatten(1, 2)
+    """Add up values with the softmax of the products as weights; v [keys, kv_heads, dvo]. The products are scaled in
+    place, since they are large."""
+    return torch.einsum("hgqk,khd->qhgd", products.mul_(SM_SCALE).softmax(dim=-1), v.float()).flatten(1, 2)
 
 
 def attend(q, k, v):

@@ -48,7 +48,7 @@ def attend(q, blocks, *caches):
             chosen = torch.zeros(*own.shape[:2], COLUMNS + 1, dtype=torch.bool, device=q.device)
             chosen.scatter_(2, own.where(own >= 0, COLUMNS), True)
             kept = chosen[:, None, :, :-1].repeat_interleave(PAGE, dim=-1)[..., :S_KV]
-            parts.append(mix(products.masked_fill(~kept, float("-inf")), values))
+            parts.append(mix(products.masked_fill_(~kept, float("-inf")), values))
     return torch.cat(parts).to(getattr(torch, OUT_DTYPE))
 
 
