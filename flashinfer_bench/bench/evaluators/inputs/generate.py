@@ -64,15 +64,11 @@ class InputMaker:
             if needed > total_bytes(device):
                 needs, has = f"{needed // 10**6 / 1e3:.1f} GB", f"{total_bytes(device) / 1e9:.1f} GB"
                 raise WorkloadFault(f"the {what} take {needs}, {device.type} has {has}; use a device with more memory")
-        given: dict[str, Any] = {}
-        for name, spec in definition.inputs.items():
+        given = _find_given(definition, self.workload, device)
+        for name in [name for name in definition.inputs if name not in given]:
             match self.workload.inputs.get(name):
-                case ScalarInput(value=value):
-                    given[name] = _make_scalar(name, spec, value, device=device)
                 case SafetensorsInput() as source:
                     given[name] = self._read(name, source, shapes[name])
-                case None if spec.optional:
-                    given[name] = None
                 case None | RandomInput() | CustomInput():
                     pass
                 case source:
@@ -104,6 +100,18 @@ class InputMaker:
             # The tensor is copied on the CPU too, because the mapped memory belongs to the data set.
             self._stored[name] = tensor.item() if shape is None else tensor.to(self.device, copy=True)
         return self._stored[name]
+
+
+def _find_given(definition: Definition, workload: Workload, device: torch.device) -> dict[str, Any]:
+    """Return the numbers that a workload gives, and None for each omitted optional input, by name."""
+    given: dict[str, Any] = {}
+    for name, spec in definition.inputs.items():
+        source = workload.inputs.get(name)
+        if isinstance(source, ScalarInput):
+            given[name] = _make_scalar(name, spec, source.value, device=device)
+        elif source is None and spec.optional:
+            given[name] = None
+    return given
 
 
 def _make_scalar(name: str, spec: TensorSpec, value: bool | float, *, device: torch.device) -> Any:
@@ -167,14 +175,21 @@ def find_varied_inputs(
     """Return how each input of a workload differs from call to call, by name, as the rules say.
 
     Raises:
-        WorkloadFault: an axis of the workload has no size.
+        WorkloadFault: an axis of the workload has no size, or a number is invalid.
     """
     axes, shapes = bind_axes(definition, workload)
-    varied = {}
+    given, varied = _find_given(definition, workload, device), {}
+    has_stored = any(
+        isinstance(source, SafetensorsInput) and DTYPES[definition.inputs[name].dtype].kind != "float"
+        for name, source in workload.inputs.items()
+        if name in definition.inputs
+    )
     for name, shape in shapes.items():
-        value_spec = ValueSpec(name, definition, shape or (), axes, device=device)
-        is_random = isinstance(workload.inputs.get(name), RandomInput | None)
-        varied[name] = find_varied_input(value_spec, is_random=is_random) if shape is not None else VariedInput(name)
+        varied[name] = VariedInput(name)
+        if shape is not None:
+            value_spec = ValueSpec(name, definition, shape, axes, device=device, given=given)
+            is_random = isinstance(workload.inputs.get(name), RandomInput | None)
+            varied[name] = find_varied_input(value_spec, is_random=is_random, has_stored_integers=has_stored)
     return varied
 
 

@@ -82,9 +82,11 @@ class VariedInput:
     """Kind of the input for stress cases; None if the input is not random, or if a rule fixes its range."""
 
 
-def find_varied_input(value_spec: ValueSpec, *, is_random: bool = True) -> VariedInput:
+def find_varied_input(
+    value_spec: ValueSpec, *, is_random: bool = True, has_stored_integers: bool = False
+) -> VariedInput:
     """Return how an input differs from call to call. A random input is made anew by its rule, unless it gives
-    structure."""
+    structure. Its valid integers may depend on stored integers; then it stays the same."""
     rule, dtype, name = find_rule(TENSOR_RULES, value_spec), value_spec.dtype, value_spec.name
     is_float, is_wide, is_any = dtype.kind == "float", dtype.bits > 8, rule.name == ANY
     by_dtype: Mode = "scaled" if is_float and is_wide else "fixed" if is_wide or rule.make is even else "rolled"
@@ -104,6 +106,7 @@ def find_varied_input(value_spec: ValueSpec, *, is_random: bool = True) -> Varie
     elif is_float and is_wide and is_any:
         kind = "float"
     has_numbers = rule.make in (integers.CLASSES, integers.NUMBERS) and math.prod(value_spec.shape) >= FEW_NUMBERS
+    has_numbers = has_numbers and not has_stored_integers
     is_free = is_float or has_numbers or rule.make is fill_bytes or kind == "bools" or mode == "redrawn"
     if not is_free or rule.mode == "fixed":
         return VariedInput(name, "rolled" if rule.make is even else mode)

@@ -201,3 +201,14 @@ def test_words_that_are_shifted_and_masked_have_any_bits(dtype, body, has_any_bi
         modes.append(find_varied(definition, make_workload(axes={"w": 64}, inputs={}), CPU)[1].mode)
     # Few other integers may be amounts of work.
     assert modes == ["redrawn" if has_any_bits else "fixed", "redrawn"]
+
+
+def test_integers_that_are_made_anew_fit_the_numbers_of_the_workload_and_stay_beside_stored_integers():
+    axes, file = {"t": 8192, "v": 30, "d": 3}, {"type": "safetensors", "path": "x.safetensors", "tensor_key": "x"}
+    for first, given, mode in (("int64", 0, "redrawn"), ("int64", 5, "redrawn"), ("int64[d]", file, "fixed")):
+        definition = describe(
+            "table[tok - first.max()]" if "[" in first else "table[tok - first]", first=first, **TABLE
+        )
+        varied = find_varied(definition, make_workload(axes=axes, inputs={"first": given}), CPU)[-1]
+        assert (varied.name, varied.mode) == ("tok", mode)
+        assert mode == "fixed" or ends(varied.remake(1)) == (given, given + 29)
