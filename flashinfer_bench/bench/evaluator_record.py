@@ -133,26 +133,26 @@ def renormalises(definition: Definition) -> bool:
 
 
 RECORDS: Final = {
-    "LowBitEvaluator": EvaluatorRecord("lowbit", 7, ("lowbit", "moe"), has_low_bits),
+    "LowBitEvaluator": EvaluatorRecord("lowbit", 8, ("lowbit", "moe"), has_low_bits),
     "OwnCheckEvaluator": EvaluatorRecord(
         "own_check", 1, ("gpumode",), lambda definition: CHECK_OUTPUTS in read_module(definition.reference).names
     ),
-    "SamplingEvaluator": EvaluatorRecord("sampling.evaluator", 5, ("sampling",), draws_tokens),
-    "RenormalisedEvaluator": EvaluatorRecord("sampling.renormalised", 3, ("sampling",), renormalises),
+    "SamplingEvaluator": EvaluatorRecord("sampling.evaluator", 6, ("sampling",), draws_tokens),
+    "RenormalisedEvaluator": EvaluatorRecord("sampling.renormalised", 4, ("sampling",), renormalises),
     "SpeculativeEvaluator": EvaluatorRecord(
         "sampling.speculative",
-        4,
+        5,
         ("sampling",),
         lambda definition: [*definition.inputs, *definition.outputs] == SPECULATIVE_TENSORS,
     ),
-    "DSAEvaluator": EvaluatorRecord("selection.dsa", 6, ("dsa_paged",)),
+    "DSAEvaluator": EvaluatorRecord("selection.dsa", 7, ("dsa_paged",)),
     "TopKEvaluator": EvaluatorRecord(
         "selection.top_k",
-        2,
+        3,
         ("top_k",),
         lambda definition: "scores" in definition.inputs and "indices" in definition.outputs,
     ),
-    "DefaultEvaluator": EvaluatorRecord("default", 6),
+    "DefaultEvaluator": EvaluatorRecord("default", 7),
 }
 """Name of a class → its record. The first record that covers a definition decides which evaluator judges it."""
 
