@@ -10,8 +10,8 @@ A solution could answer a repeated input from memory, so no two calls get the sa
              to 1.25; half of the calls also negate an input that has both signs
     rolled   stored narrow formats, packed words, numbers with a fixed range: rotated by a secret number of elements.
              Quantised numbers also get other bits that keep each number in range
-    fixed    integers that give structure (page tables, offsets) or are few, single numbers, tables of constants:
-             unchanged
+    fixed    integers that give structure (page tables, offsets), are few, or stand beside stored integers; single
+             numbers; tables of constants: unchanged
 
 Factors and orders are secret. Orders differ from row to row, and factors from element to element. With a single factor
 or order, a solution could compute sums and maxima of rows from the sums and maxima of the base. With rotation alone, a

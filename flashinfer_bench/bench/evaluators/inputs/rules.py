@@ -55,7 +55,7 @@ has this size."""
 FEW_BOOLS: Final = 64
 """Minimum elements of a bool input that is made anew. In a shorter input all elements could become false, and a mask
 could select nothing. So a shorter input is only rotated."""
-FEW_NUMBERS: Final = 4096
+FEW_INTEGERS: Final = 4096
 """Minimum elements of an input of integers without structure that is made anew. Fewer integers may be amounts of work,
 so calls would take times of their own."""
 STEP_BIAS: Final = "dt_bias"
@@ -105,7 +105,7 @@ def find_varied_input(
         kind = None if is_wide else "bytes"
     elif is_float and is_wide and is_any:
         kind = "float"
-    has_numbers = rule.make in (integers.CLASSES, integers.NUMBERS) and math.prod(value_spec.shape) >= FEW_NUMBERS
+    has_numbers = rule.make in (integers.CLASSES, integers.NUMBERS) and math.prod(value_spec.shape) >= FEW_INTEGERS
     has_numbers = has_numbers and not has_stored_integers
     is_free = is_float or has_numbers or rule.make is fill_bytes or kind == "bools" or mode == "redrawn"
     if not is_free or rule.mode == "fixed":
