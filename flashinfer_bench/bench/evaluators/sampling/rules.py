@@ -71,9 +71,12 @@ def read_problem(definition: Definition, inputs: Sequence[Any]) -> SamplingProbl
 
     Raises:
         WorkloadFault: a row is not a distribution.
+        ValueError: the definition has no input of probabilities or logits, or several. Only a plug-in can get this.
     """
     values = dict(zip(definition.inputs, inputs, strict=True))
-    name = find_weights(definition) or ""
+    name = find_weights(definition)
+    if name is None:
+        raise ValueError(f"{definition.name} needs exactly one 2-D float input called probs, probabilities or logits")
     weights = values[name].to(torch.float32)
     if "logits" in name.lower():
         temperature = torch.as_tensor(values.get("temperature", 1.0), device=weights.device)

@@ -7,7 +7,7 @@ from torch.nn.functional import pad
 from flashinfer_bench.bench.evaluators.evaluator import Accepted, JudgedCall
 from flashinfer_bench.bench.evaluators.sampling import evaluator
 from flashinfer_bench.bench.evaluators.sampling.evaluator import DrawJudge, SamplingLimits
-from flashinfer_bench.bench.evaluators.sampling.rules import SamplingProblem
+from flashinfer_bench.bench.evaluators.sampling.rules import SamplingProblem, read_problem
 from flashinfer_bench.errors import WorkloadFault
 from flashinfer_bench.routines.case.extract_source import extract_source
 from flashinfer_bench.routines.code import sampling_torch
@@ -188,6 +188,12 @@ def test_inputs_that_cannot_be_judged_are_a_fault(body, spoil, words):
     job = sampling_job(body)
     with pytest.raises(WorkloadFault, match=words):
         job.check(job.context.reference.run, spoil(job))
+
+
+def test_a_plug_in_for_a_definition_without_weights_is_told_so():
+    scores = make_definition(inputs={"scores": "float32[4, 8]"}, outputs={"samples": "int64[4]"})
+    with pytest.raises(ValueError, match="needs exactly one 2-D float input called probs"):
+        read_problem(scores, [torch.ones(4, 8)])
 
 
 @pytest.mark.parametrize(("factor", "accepted"), [(1.0, True), (1.3, False)])
