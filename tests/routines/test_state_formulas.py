@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from flashinfer_bench.routines.case.generated_entry import generate_entry
+from flashinfer_bench.routines.code.gdn_torch import unit_rows
 from flashinfer_bench.routines.table import find_routine
 from tests.routines.judged import JudgedRoutine, load
 
@@ -66,7 +67,8 @@ def walk(q, k, v, state, decays, rates, out):
 
 
 def unit(x):
-    return (x.double() / x.double().norm(dim=-1, keepdim=True)).to(torch.float64)
+    x = x.double()
+    return x / ((x * x).sum(dim=-1, keepdim=True) + 1e-6).sqrt()
 
 
 def decode(q, k, v, state, A_log, a, dt_bias, b, *, output, use_qk_l2norm, **given):
@@ -156,6 +158,12 @@ CASES = [
     ("recurrent_kda_prefill", "--batch_size 2 --num_q_heads 2 --s_qo 5 --packed --has_initial_state"),
     ("recurrent_kda_prefill", "--batch_size 2 --num_q_heads 2 --s_qo 5 --packed --lower_bound -2"),
 ]
+
+
+def test_short_queries_and_keys_are_not_stretched_to_unit_length():
+    for size in (1.0, 1e-3, 0.0):
+        rows = torch.full((2, 4), size)
+        torch.testing.assert_close(unit_rows(rows).double(), unit(rows))
 
 
 @pytest.mark.parametrize(("routine", "flags"), CASES)

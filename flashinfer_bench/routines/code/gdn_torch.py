@@ -29,6 +29,12 @@ def scan(*given):
     return torch.stack(outputs, dim=1), last
 
 
+def unit_rows(rows):
+    """Divide each row by its length, as the kernels do: a row of zeros stays zero."""
+    rows = rows.float()
+    return rows * torch.rsqrt(rows.square().sum(dim=-1, keepdim=True) + 1e-6)
+
+
 def spread(q, k, v, heads):
     """Repeat heads, until queries, keys and values have the same number, and scale the queries."""
     q, k, v = (one.float().repeat_interleave(heads // one.shape[-2], dim=-2) for one in (q, k, v))
@@ -38,7 +44,7 @@ def spread(q, k, v, heads):
 def gated_delta_rule(q, k, v, state, A_log, a, dt_bias, b):
     """Take one token or several; return the outputs, and the last state and all states if they are wanted."""
     if not NO_QK_L2NORM:
-        q, k = (torch.nn.functional.normalize(one.float(), dim=-1) for one in (q, k))
+        q, k = unit_rows(q), unit_rows(k)
     decay = torch.exp(-torch.exp(A_log) * torch.nn.functional.softplus(a.float() + dt_bias))[..., None]
     is_nontranspose = STATE_LAYOUT == "nontranspose"
     first = (state.mT if is_nontranspose else state).float()

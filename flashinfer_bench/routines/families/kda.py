@@ -67,6 +67,7 @@ def make_prefill(args: Namespace) -> Case:
             lower_bound=args.lower_bound,
         ),
         flops=6 * tokens * args.num_q_heads * width**2,
+        unit="fp16",
         # Kernels round states after each token. Slow decays keep these errors for many tokens.
         check=Check(1e-2, 2e-3, 0.95),
         refusals={"flashinfer": width != WIDTH and f"--head_size {width}: its kernel takes {WIDTH}"},

@@ -222,6 +222,7 @@ TENSOR_RULES: Final[tuple[Rule, ...]] = (
     Rule("sampling", "float", PROBABILITIES, _softmax_rows, "softmax rows of mixed sharpness", "redrawn"),
     Rule("sampling", "float", r".*logits", normal, "normal, deviation 3", deviation=lambda _: LOGIT_DEVIATION),
     Rule("gdn", "float", r"k", _unit_rows, "normal rows of unit length: longer keys make the state explode", "redrawn"),
+    Rule("gdn", "float", "a", normal, "normal; the softplus of far larger values overflows", deviation=lambda _: 1.0),
     Rule("gdn|mamba.*", "float", "a_log", _log_decay, "logarithm of 1 to 16; without `dt_bias` 0.001 to 16", "redrawn"),
     Rule("mamba.*", "float", r"a", _decay, "-16 to -1; without `dt_bias` -16 to -0.001; all magnitudes alike"),
     Rule("gdn", "float", STEP_BIAS, _step_bias(*DELTA_STEP_RANGE), "its softplus is 0.01 to 1", "redrawn"),

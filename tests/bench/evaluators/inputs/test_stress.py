@@ -108,6 +108,7 @@ def test_only_random_values_without_a_meaning_are_changed():
     found = plan({**inputs, "number": "float32"}, sources={"stored": kept}, n=8, m=8).free
     assert [one.name for one in found if one] == list(inputs)[:5]
     assert not any(plan({"mask": "bool[n]"}, "[n]", n=32).free)  # of few bools all could become false
+    assert not any(plan({"a": "bfloat16[n, m]"}, op_type="gdn", n=8, m=8).free)  # kernels compute log(1 + exp(a))
 
 
 def test_only_an_input_that_the_reference_checks_gets_a_value_that_is_not_finite():
