@@ -1,4 +1,4 @@
-"""Twelve problems in GPU MODE's form, each with a right and a wrong submission. They have every field of task.yml."""
+"""Thirteen problems in GPU MODE's form, each with a right and a wrong submission. They have every field of task.yml."""
 
 from __future__ import annotations
 
@@ -162,9 +162,9 @@ PROBLEMS: Final = {
     "bias": Problem(
         "n: int, has_bias: bool, seed: int",
         "return draw(seed, n, 16), draw(seed, 16) if has_bias else None",
-        "x, bias = data; return x.softmax(1) if bias is None else x.softmax(1) + bias",
-        "x, bias = data; y = torch.softmax(x, 1); return y if bias is None else y + bias",
-        "x, bias = data; y = torch.softmax(x, 0); return y if bias is None else y + bias",
+        "x, bias = data; y = x.softmax(1); return {'y': y if bias is None else y + bias, 'x': x.sin()}",
+        "x, bias = data; y = torch.softmax(x, 1); return {'x': x.sin(), 'y': y if bias is None else y + bias}",
+        "x, bias = data; y = torch.softmax(x, 1); return {'x': y if bias is None else y + bias, 'y': x.sin()}",
         [{"n": 16, "has_bias": True, "seed": 1}, {"n": 16, "has_bias": False, "seed": 1}],
         [{"n": 48, "has_bias": True, "seed": 1}, {"n": 32, "has_bias": False, "seed": 1}],
         {"ranking_by": "geom"},
@@ -174,7 +174,7 @@ PROBLEMS: Final = {
         "n: int",
         "return torch.rand(n, device='cuda')",
         "return data.double().cumsum(0).float()",
-        "return data.cumsum(0)",
+        "return torch.cumsum(data, 0, out=data)",
         "return data.cumsum(0) - data",
         [{"n": 64}],
         [{"n": 128}],
@@ -185,6 +185,16 @@ PROBLEMS: Final = {
         "",
     ),
     "ragged": Problem(
+    "codes": Problem(
+        "n: int, seed: int",
+        "return draw(seed, n, 32), 0.05",
+        "return (data[0] / data[1]).round().clamp(-9, 9).to(torch.int8)",
+        "return (data[0] / data[1]).floor().clamp(-9, 9).to(torch.int16)",
+        "return (data[0] / data[1] + 2).round().clamp(-9, 9).to(torch.int8)",
+        [{"n": 16, "seed": 1}],
+        [{"n": 32, "seed": 1}],
+        check="\ncheck_implementation = make_match_reference(ref_kernel, rtol=0.0, atol=1.0)\n",
+    ),
         "rows: int, seed: int",
         "x = draw(seed, rows, 8); kept = x[:, 0] > 0; assert kept.any().item()\n"
         "    return x, kept, torch.zeros(8, device='cuda')",

@@ -168,15 +168,15 @@ class GpuModeProblem:
 
         def run(*values: _Any) -> _Any:
             made, _ = self.flatten(kernel(self.make_data(values)), "output")
-            if len(made) != len(outputs):
-                return [*made.values()]
-            return [self.fit(name, value) for name, value in zip(outputs, made.values(), strict=True)]
+            ordered = [made[name] for name in (outputs if made.keys() == outputs.keys() else made)]
+            return [*map(self.fit, outputs, ordered)] if len(made) == len(outputs) else ordered
 
         return run
 
     def fit(self, name: str, value: _Any) -> _Any:
-        """Return an output in the definition's form. Floats get its dtype, since GPU MODE compares values only."""
+        """Return an output in the definition's form. A number of the same kind gets its dtype, since GPU MODE compares
+        values only."""
         dtype = getattr(_torch, self.form["outputs"][name])
-        if isinstance(value, _torch.Tensor) and value.is_floating_point() and dtype.is_floating_point:
+        if isinstance(value, _torch.Tensor) and _torch.can_cast(value.dtype, dtype):
             value = value.to(dtype)
         return self.order(name, value)
