@@ -83,8 +83,9 @@ PROBLEMS: Final = {
         {"ranking_by": "mean", "multi_gpu": False},
     ),
     "layer": Problem(
-        "rows: int, width: int, seed: int",
-        "return draw(seed, rows, width), {'in.weight': draw(seed, width, 32), 'gain': draw(seed, 32)}, "
+        "**case",
+        "rows, width, seed = case['rows'], case['width'], case['seed']\n"
+        "    return draw(seed, rows, width), {'in.weight': draw(seed, width, 32), 'gain': draw(seed, 32)}, "
         "{'eps': 1e-3 + seed % 7 * 1e-3, 'heads': 4, 'kind': 'relu', 'dtype': torch.float32}",
         "x, w, c = data; return (x @ w['in.weight']).relu().to(c['dtype']) * w['gain'] + c['eps'] + c['heads']",
         "x, w, c = data; assert c['kind'] == 'relu'; "
@@ -140,7 +141,7 @@ PROBLEMS: Final = {
         "torch.manual_seed(seed); x = torch.randint(0, 256, (size,), device='cuda', dtype=torch.uint8)\n"
         "    x[torch.rand(size, device='cuda') < contention / 100] = 7; return x",
         "return torch.bincount(data, minlength=256)",
-        "i = data.long(); return i.new_zeros(256).scatter_add_(0, i, torch.ones_like(i))",
+        "i = data.long(); return i.new_zeros(256).scatter_add_(0, i, torch.ones_like(i)).int()",
         "return torch.bincount(data, minlength=256).clamp(max=3)",
         [{"size": 1024, "contention": 10, "seed": 1}],
         [{"size": 2048, "contention": 40, "seed": 1}],
@@ -148,13 +149,13 @@ PROBLEMS: Final = {
         "    return '' if torch.equal(output, ref_kernel(data)) else 'counts differ'\n",
     ),
     "quant": Problem(
-        "n: int, seed: int",
-        "x = draw(seed, n, 32).bfloat16(); return x, torch.empty_like(x), torch.empty(n, device='cuda')",
+        "n: int, most: float, name: None, seed: int",
+        "x = draw(seed, n, 32).bfloat16() * most; return x, torch.empty_like(x), torch.empty(n, device='cuda')",
         "x, q, s = data; s[...] = x.float().abs().amax(1); q[...] = (x / s[:, None]).bfloat16(); return q, s",
         "x, q, s = data; s[:] = x.abs().amax(1).float(); return x.float() / s[:, None], s",
         "x, q, s = data; s[:] = x.abs().amax(1).float(); q[:] = x; return q, s",
-        [{"n": 16, "seed": 1}],
-        [{"n": 32, "seed": 1}],
+        [{"n": 16, "most": 0.5, "name": None, "seed": 1}],
+        [{"n": 32, "most": 0.5, "name": None, "seed": 1}],
         check="\ndef check_implementation(data, output):\n"
         "    good = all(torch.allclose(a.float(), b.float(), rtol=2e-2) for a, b in zip(output, ref_kernel(data)))\n"
         "    return (good, '' if good else 'q or s differs')\n",
@@ -184,7 +185,6 @@ PROBLEMS: Final = {
         "import torch\nfrom utils import match_reference\n",
         "",
     ),
-    "ragged": Problem(
     "codes": Problem(
         "n: int, seed: int",
         "return draw(seed, n, 32), 0.05",
@@ -195,6 +195,7 @@ PROBLEMS: Final = {
         [{"n": 32, "seed": 1}],
         check="\ncheck_implementation = make_match_reference(ref_kernel, rtol=0.0, atol=1.0)\n",
     ),
+    "ragged": Problem(
         "rows: int, seed: int",
         "x = draw(seed, rows, 8); kept = x[:, 0] > 0; assert kept.any().item()\n"
         "    return x, kept, torch.zeros(8, device='cuda')",

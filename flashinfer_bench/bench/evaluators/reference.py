@@ -31,6 +31,8 @@ from flashinfer_bench.errors import DefinitionFault, WorkloadFault
 
 MAX_ERROR_TEXT: Final = 2_000
 """Maximum characters of an error's own text in a message."""
+INPUTS_MAY_CHANGE: Final = "inputs_may_change"
+"""If `run` has this attribute, a solution may write to all inputs, and may return them."""
 REPEAT_BUDGET_S: Final = 10.0
 """Limit in seconds on the time of all repeated calls together. At least one call is repeated."""
 
@@ -59,8 +61,10 @@ class Reference:
     """Shape, dtype and device of each tensor in the latest call with outputs that fit the definition."""
 
     def __post_init__(self) -> None:
-        """Find out how `run` is called."""
+        """Find out how `run` is called, and whether inputs may change."""
         self._call = find_call(self.run, self.definition.inputs)
+        if getattr(self.run, INPUTS_MAY_CHANGE, False):
+            self.mutates, self.returns_inputs = frozenset(self.definition.inputs), True
 
     @classmethod
     def compile(cls, definition: Definition) -> Reference:

@@ -2,7 +2,7 @@
 
 the problem: {"files": {module: text}, "cases": [{argument: value}]}
 the answer: {"cases": [facts]}
-facts: {"form": {"inputs": {name: dtype}, "outputs": {name: dtype}, "orders", "homes": as in `block.py`},
+facts: {"form": {"inputs": {name: dtype}, "outputs": {name: dtype}, "orders": as in `block.py`},
         "shapes": {name: shape, null for a number}, "others": digest of the other values}
 """
 
@@ -32,28 +32,17 @@ def inspect_problem(block: str, problem: dict[str, Any]) -> dict[str, Any]:
 
 
 def _inspect_case(one: Any, case: dict[str, Any]) -> dict[str, Any]:
-    filled = list[torch.Tensor]()
-    parts, structure = one.flatten(data := one.generate(case, filled), "data")
+    parts, structure = one.flatten(data := one.generate(case), "data")
     if len(parts) < structure.num_leaves:
         raise Unsupported("several keys of its data make one name, as a-b and a_b do")
     inputs = {name: value for name, value in parts.items() if type(value) in NUMBERS or _is_tensor(value)}
     others = [_digest(name, value, case) for name, value in parts.items() if name not in inputs]
-    memory = {name: _memory(value) for name, value in inputs.items() if _is_tensor(value)}
-    if not memory:
+    if not any(map(_is_tensor, inputs.values())):
         raise Unsupported("its data has no tensor")
-    # The filling is a tensor's first write. After a second write, the problem has set the values.
-    unset = {_memory(tensor) for tensor in filled if tensor.is_inference() or tensor._version == 1}
     outputs, _ = one.flatten(one.load("reference").ref_kernel(data), "output")
-    unset -= {_memory(output) for output in outputs.values() if _is_tensor(output)}  # it has another output
-    values, homes, orders = {**inputs, **outputs}, dict[str, str](), dict[str, list[int]]()
+    values, orders = {**inputs, **outputs}, dict[str, list[int]]()
     described = {name: describe(name, value) for name, value in values.items()}
-    for name, output in outputs.items():
-        if _is_tensor(output) and _memory(output) not in memory.values():
-            unset_alike = [at for at, own in memory.items() if own in unset and described[at] == described[name]]
-            if free := [at for at in unset_alike if at not in homes.values()]:
-                homes[name] = free[0]
-    for name in values:
-        value = values[homes.get(name, name)]
+    for name, value in values.items():
         if _is_tensor(value):
             order = sorted(range(value.ndim), key=lambda at: (-value.stride(at), at))
             if order != [*range(value.ndim)] and value.permute(order).is_contiguous():
@@ -65,7 +54,7 @@ def _inspect_case(one: Any, case: dict[str, Any]) -> dict[str, Any]:
         for name, (shape, _) in described.items()
     }
     inputs, outputs = ({name: described[name][1] for name in side} for side in (inputs, outputs))
-    form = {"inputs": inputs, "outputs": outputs, "orders": orders, "homes": homes}
+    form = {"inputs": inputs, "outputs": outputs, "orders": orders}
     return {"form": form, "shapes": shapes, "others": f"{structure} {others}"}
 
 
@@ -97,7 +86,3 @@ def _digest(name: str, value: Any, case: dict[str, Any]) -> str:
 
 def _is_tensor(value: Any) -> bool:
     return isinstance(value, torch.Tensor)
-
-
-def _memory(tensor: torch.Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)

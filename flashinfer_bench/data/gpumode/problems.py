@@ -37,7 +37,7 @@ SEED: Final = "seed"
 TOLERANCE: Final = {"rtol": 1e-5, "atol": 1e-8}
 """The defaults of GPU MODE's rule for elements."""
 
-Case = dict[str, int | str | bool | list[Any]]
+Case = dict[str, Any]
 
 
 class TaskFile(DataModel):
@@ -89,7 +89,7 @@ class GpuMode:
         self.tasks: dict[Path, Task] = {}
 
     def read(self, file: Path, text: str, issues: list[LoadIssue]) -> Raw | None:
-        """Return module name → text of a problem's files, and the cases without seeds; None if a field is wrong."""
+        """Return module name → text of a problem's files, and the cases; None if a field is wrong."""
         try:
             _, raw = parse_yaml(text)
         except yaml.YAMLError as error:
@@ -107,8 +107,7 @@ class GpuMode:
         }
         if "reference" not in files:
             raise DataSetError("its files have no reference.py")
-        cases = [{key: value for key, value in case.items() if key != SEED} for case in task.tests + task.benchmarks]
-        return {"files": files, "cases": cases}
+        return {"files": files, "cases": task.tests + task.benchmarks}
 
     def name_solutions(self, found: TraceSet, file: Path) -> Iterator[tuple[str, str, str]]:
         """Yield the solutions from a file in a problem's folder, one for each definition."""
@@ -133,12 +132,12 @@ class GpuMode:
             ranks = {name: shape and len(shape) for name, shape in one["shapes"].items()}
             groups.setdefault(json.dumps([sorted(case), ranks, one["form"], one["others"]]), []).append((at, case, one))
         for number, members in enumerate(groups.values(), 1):
+            _, first, one = members[0]
             tolerance, kinds = read_tolerance(texts["reference"]), "".join(one["form"]["outputs"].values())
             if tolerance and tolerance["max_atol"] >= 1 and "int" in kinds:
                 tolerance = None  # the tolerance of a workload is for floats only
-            _, first, one = members[0]
             choices, sizes = dict[str, list[Any]](), dict[str, list[int]]()
-            for key in first:
+            for key in [one for one in first if one != SEED]:
                 values: list[Any] = [case[key] for _, case, _ in members]
                 if not all(type(value) is int and value >= 0 for value in values):
                     choices[key] = [value for at, value in enumerate(values) if value not in values[:at]]
