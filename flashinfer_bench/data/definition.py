@@ -313,7 +313,7 @@ class Definition(DataModel):
 
 
 def _size(axis: str, bound: Mapping[str, int]) -> int:
-    return bound[axis] if axis in bound else int(axis)
+    return int(axis) if axis.isdigit() else bound[axis]
 
 
 def _disagreements(definition: Definition) -> Iterable[tuple[tuple[str, ...], object, str]]:

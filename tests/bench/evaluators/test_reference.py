@@ -64,6 +64,7 @@ def test_a_reference_is_called_as_it_is_written_and_its_outputs_are_its_own(resu
     [
         ("return x", TWO, ["2 outputs (a, b), got 1 values"]),
         ("return x[:-1]", {}, ["'y'", "[2]", "[3]"]),
+        ("return x[:-1]", {"outputs": {"y": "float32[3]"}}, ["'y'", "[2]", "[3]"]),
         ("return x.half()", {}, ["'y'", "float16", "float32"]),
         ("assert x.shape[0] == 7, 'seven'", {}, ["Error: seven", "line 4", "x.shape[0] == 7"]),
         ("import sys\nsys.exit(3)", {}, ["SystemExit"]),
