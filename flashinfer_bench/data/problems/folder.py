@@ -171,5 +171,5 @@ def _refusing(file: Path, issues: list[LoadIssue]) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError, DataSetError) as error:
-        reason = error.errors()[0]["msg"] if isinstance(error, ValidationError) else error
+        reason = "{msg}, at {loc}".format_map(error.errors()[0]) if isinstance(error, ValidationError) else error
         issues.append(LoadIssue("error", file, None, None, f"not carried over: {reason}"))
