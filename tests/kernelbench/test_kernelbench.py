@@ -38,9 +38,13 @@ REFUSED = {
         "        self.rate = random.random()\n",
         "Model draws numbers that are no tensors: rate",
     ),
-    "7_complex": (MODEL.format("torch.fft.fft(x)"), "unknown dtype 'complex64'"),
+    "7_complex": (MODEL.format("torch.fft.fft(x)"), "at ('outputs', 'output', 'dtype')"),
     "8_reads": (MODEL.format("x if x.sum().item() < 9 else -x"), None),
     "9_own_text": (f"import inspect\n{MODEL.format('x')}\ndef one():\n    pass\ninspect.getsource(one)", None),
+    "11_own_run": (
+        f"{MODEL.format('run(x)')}def run(x):\n    return -x",
+        "it defines run",
+    ),
     "10_not_fake": (f"cast = torch.nn.Linear(4, 4).double().float()\n{MODEL.format('cast(x)')}", None),
 }
 
@@ -64,6 +68,7 @@ class Model(torch.nn.Module):
         ("flat = weight.view(1, 4)", {"weight": 1, "flat": 1}),
         ("own = torch.zeros(2, 2).t()", {}),
         ("w = weight; turned = torch.randn(2, 3).t()", {"weight": 1, "w": 1, "turned": 3}),
+        ("scratch = torch.empty(99); made = __import__('time').perf_counter()", {}),
         ("packed = weight + 1", None),
     ],
 )
@@ -78,11 +83,32 @@ def test_a_tensor_of_a_model_new_is_paired_with_one_input_or_is_its_own(
     connected = dict[str, int]()
     task.connect = lambda _, wires: connected.update(wires)  # type: ignore[method-assign]
     if wired is None:
-        with pytest.raises(TypeError, match="packed depends on the weights"):
+        with pytest.raises(TypeError, match="packed depends on the seed"):
             task.bind_solution(str(tmp_path / "new.py"))
         return
     task.bind_solution(str(tmp_path / "new.py"))
     assert connected == wired
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit")
+@pytest.mark.parametrize(
+    ("attributes", "result"),
+    [
+        ("self.weight = torch.nn.Parameter(torch.randn(4)); self.held = (self.weight,)", "self.held[0]"),
+        ("self.inner = torch.compile(Model(), backend='eager')", "self.inner.weight * x"),
+        ("self.inner = torch.jit.script(Model())", "self.inner.weight * x"),
+        ("self.inner = Model()", "(self.inner.weight * (self.inner.turned.stride() == (1, 3)), None)"),
+    ],
+)
+def test_each_call_computes_with_its_own_weights(tmp_path: Path, attributes: str, result: str) -> None:
+    head = "import torch\nclass ModelNew(torch.nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+    (tmp_path / "new.py").write_text(
+        f"{head}        {attributes}\n    def forward(self, x):\n        return {result}\n"
+    )
+    task = KernelBenchTask({"Model": Model, "get_init_inputs": list}, "float32", inputs=1)
+    call, weights = task.bind_solution(str(tmp_path / "new.py")), [torch.rand(4), torch.rand(4)]
+    found = [task.flatten(call(torch.ones(4), weight, torch.zeros(4), torch.rand(3, 2))) for weight in weights]
+    assert all(torch.equal(*one, weight) for one, weight in zip(found, weights, strict=True))
 
 
 @pytest.fixture
@@ -105,7 +131,7 @@ def test_right_and_wrong_solutions_of_converted_tasks_get_the_right_verdict(tmp_
         "INCORRECT_NUMERICAL",
         "COMPILE_ERROR",
     }
-    assert all("depends on the weights" in log for *_, status, log in rows if status == "COMPILE_ERROR")
+    assert all("depends on the seed" in log for *_, status, log in rows if status == "COMPILE_ERROR")
 
 
 @pytest.mark.cpu

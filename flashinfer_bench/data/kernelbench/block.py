@@ -70,12 +70,17 @@ class KernelBenchTask:
         return value.to(self.dtype) if is_float else value
 
     def build(self, model: _Any, seed: int) -> _Any:
-        """Return a new `Model` or `ModelNew` on the CPU, as KernelBench builds it."""
-        with _torch.random.fork_rng(devices=[]):
-            _torch.default_generator.manual_seed(seed)
-            arguments = self.namespace["get_init_inputs"]()
-            _torch.default_generator.manual_seed(seed)
-            return model(*arguments).requires_grad_(False)
+        """Return a new `Model` or `ModelNew` on the CPU, as KernelBench builds it. Scratch memory is equal in each."""
+        before = _torch.get_deterministic_debug_mode()
+        _torch.set_deterministic_debug_mode("warn")  # `torch.empty` then fills its result
+        try:
+            with _torch.random.fork_rng(devices=[]):
+                _torch.default_generator.manual_seed(seed)
+                arguments = self.namespace["get_init_inputs"]()
+                _torch.default_generator.manual_seed(seed)
+                return model(*arguments).requires_grad_(False)
+        finally:
+            _torch.set_deterministic_debug_mode(before)
 
     @staticmethod
     def list_locations(model: _Any) -> dict[str, tuple[_Any, _Any]]:
@@ -86,7 +91,7 @@ class KernelBenchTask:
             is_norm = isinstance(module, _torch.nn.modules.batchnorm._NormBase)
             skipped = "_buffers" if is_norm and module.training and module.track_running_stats else None
             for name, holder in [*attributes.items(), ("", attributes)]:
-                if isinstance(holder, (list, dict)) and name != skipped:
+                if (isinstance(holder, list) or hasattr(holder, "items")) and name != skipped:
                     start = prefix if name in ("", "_parameters", "_buffers") else f"{prefix}{name}."
                     for key, value in enumerate(holder) if isinstance(holder, list) else holder.items():
                         if isinstance(value, _torch.Tensor):
@@ -120,20 +125,28 @@ class KernelBenchTask:
             if device != home or home is None:
                 model.to(device=device, dtype=self.dtype)
                 locations, home = self.list_locations(model), device
-                targets[:] = [(*(at := locations[path]), index, at[0][at[1]].shape) for path, index in wires.items()]
-            for holder, key, index, shape in targets:
-                value = values[index].clone() if index in written else values[index]
-                holder[key] = value if value.shape == shape else value.view(shape)
+                targets[:] = [(*(at := locations[path]), index, at[0][at[1]]) for path, index in wires.items()]
+            for holder, key, index, tensor in targets:
+                value = values[index] if values[index].shape == tensor.shape else values[index].view(tensor.shape)
+                if index in written or not tensor.is_contiguous():
+                    # in the module's layout, such as channels_last
+                    value = _torch.empty_like(tensor, dtype=value.dtype, device=value.device).copy_(value)
+                if isinstance(tensor, _torch.nn.Parameter):
+                    tensor.data = value  # a tuple or a closure may hold the parameter, too
+                else:
+                    holder[key] = value
             result = model(*values[:inputs])
-            return result if isinstance(result, _torch.Tensor) else self.flatten(result)
+            return result if type(result) is _torch.Tensor else self.flatten(result)
 
         return call
 
     def flatten(self, result: _Any) -> list[_Any]:
-        """Return the parts of a nested result. The values of a dict are in the order of its sorted keys."""
+        """Return the parts of a nested result, without None. Values of a dict are in the order of its sorted keys."""
         if isinstance(result, dict):
             result = [result[key] for key in sorted(result)]
-        return [part for one in result for part in self.flatten(one)] if isinstance(result, (list, tuple)) else [result]
+        if isinstance(result, (list, tuple)):
+            return [part for one in result for part in self.flatten(one) if one is not None]
+        return [result.data if isinstance(result, _torch.nn.Parameter) else result]  # the next call changes parameters
 
     def bind_solution(self, file: str) -> _Any:
         """Import a file with `ModelNew`, and return it as a function of the arguments and the state.
@@ -158,25 +171,28 @@ class KernelBenchTask:
             is_constant, paired = self.is_same(tensor, others.get(path)), pairs.get(id(tensor))
             free = [paired] if paired else [name for name in equal[path] if name not in pairs.values()]
             fitting = free or ([] if is_constant else equal[path])  # a constant without a partner is the solution's own
-            chosen = path if path in fitting else next(iter(fitting), "")
-            if fitting and (tensor.is_contiguous() or tensor.stride() == given[chosen].stride()):
-                pairs[id(tensor)] = chosen
+            if fitting:
+                pairs[id(tensor)] = chosen = path if path in fitting else fitting[0]
                 wires[path] = self.inputs + list(given).index(chosen)
             elif not is_constant:
                 wrong.append(path)
-        wrong += [path for path, _ in self.list_numbers(model) - self.list_numbers(other)]
+        if drawn := self.list_numbers(model) - self.list_numbers(other):
+            again = self.list_numbers(self.build(module.ModelNew, self.seed))  # without an address or a time of day
+            wrong += [path for path, _ in drawn & again]
         if wrong:
             raise TypeError(
-                f"ModelNew is refused: {', '.join(wrong)} depends on the weights, but is no tensor of Model "
-                f"with the values that seed {self.seed} gives; weights are inputs of each call, so derive it in forward"
+                f"ModelNew is refused: {', '.join(wrong)} depends on the seed, but equals no tensor of Model under "
+                f"seed {self.seed}; draw weights as Model does, in its order, and derive others in forward, since "
+                "weights are inputs of each call"
             )
         return self.connect(model, wires)
 
     @staticmethod
     def is_same(tensor: _Any, other: _Any) -> bool:
-        """Return whether two tensors have equal elements in the same order. Their shapes may differ."""
+        """Return whether two tensors have the same bytes in the same order. Shapes of contiguous tensors may differ."""
         is_alike = isinstance(other, _torch.Tensor) and tensor.dtype == other.dtype
-        return is_alike and _torch.equal(tensor.reshape(-1), other.to(tensor.device).reshape(-1))
+        is_alike = is_alike and (tensor.is_contiguous() or tensor.shape == other.shape)
+        return is_alike and _torch.equal(*(one.cpu().ravel().view(_torch.uint8) for one in (tensor, other)))
 
     @staticmethod
     def list_numbers(model: _Any) -> set[tuple[str, str]]:

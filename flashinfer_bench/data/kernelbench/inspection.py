@@ -34,11 +34,13 @@ class RandomOperators(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def inspect_problem(block: str, source: str) -> dict[str, Any]:
     """Build a task's `Model`, and call it once."""
     module = execute("kernelbench_task", f"{source}\n\n\n{block}")
+    if taken := {"run", "make_inputs"} & vars(module).keys():
+        raise Unsupported(f"it defines {' and '.join(sorted(taken))}, a function that the reference needs; rename it")
     task = module.KernelBenchTask(vars(module), "float32")
     model, other = (task.build(module.Model, seed) for seed in (task.seed, task.seed + 1))
     if differing := sorted(path for path, _ in task.list_numbers(model) - task.list_numbers(other)):
         raise Unsupported(f"Model draws numbers that are no tensors: {', '.join(differing)}")
-    inputs, state = module.get_inputs(), task.list_state(model)
+    inputs, state = [*module.get_inputs()], task.list_state(model)
     task.inputs, parameters, names = len(inputs), [*inspect.signature(model.forward).parameters], ["output"]
     for name in [*(parameters[min(at, len(parameters) - 1)] for at in range(len(inputs))), *state]:
         name = name.replace(".", "__")
