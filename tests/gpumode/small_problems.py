@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import inf
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
@@ -149,13 +150,13 @@ PROBLEMS: Final = {
         "    return '' if torch.equal(output, ref_kernel(data)) else 'counts differ'\n",
     ),
     "quant": Problem(
-        "n: int, most: float, name: None, seed: int",
+        "n: int, most: float, axes: list, seed: int",
         "x = draw(seed, n, 32).bfloat16() * most; return x, torch.empty_like(x), torch.empty(n, device='cuda')",
         "x, q, s = data; s[...] = x.float().abs().amax(1); q[...] = (x / s[:, None]).bfloat16(); return q, s",
         "x, q, s = data; s[:] = x.abs().amax(1).float(); return x.float() / s[:, None], s",
         "x, q, s = data; s[:] = x.abs().amax(1).float(); q[:] = x; return q, s",
-        [{"n": 16, "most": 0.5, "name": None, "seed": 1}],
-        [{"n": 32, "most": 0.5, "name": None, "seed": 1}],
+        [{"n": 16, "most": 0.5, "axes": [None, inf], "seed": 1}],
+        [{"n": 32, "most": 0.5, "axes": [None, inf], "seed": 1}],
         check="\ndef check_implementation(data, output):\n"
         "    good = all(torch.allclose(a.float(), b.float(), rtol=2e-2) for a, b in zip(output, ref_kernel(data)))\n"
         "    return (good, '' if good else 'q or s differs')\n",

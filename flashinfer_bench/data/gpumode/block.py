@@ -17,6 +17,7 @@ import random as _random
 import re as _re
 import sys as _sys
 import types as _types
+from math import inf, nan  # noqa: F401  # a case may have them
 from pathlib import Path as _Path
 from typing import Any as _Any
 
@@ -102,11 +103,11 @@ class GpuModeProblem:
         with _Fill():
             return function(**case)
 
-    def make_inputs(self, axes: dict[str, int]) -> dict[str, _Any]:
+    def make_inputs(self, _sizes: dict[str, int]) -> dict[str, _Any]:
         """Draw the inputs of a workload. Half of the seeds are small, since some problems add the seed to their data:
         next to a large number, all differences are within the tolerance."""
-        chosen = {name: values[axes[name]] for name, values in self.form["choices"].items()}
-        case = {name: (axes | chosen).get(name) for name in self.case}
+        chosen = {name: values[_sizes[name]] for name, values in self.form["choices"].items()}
+        case = {name: (_sizes | chosen).get(name) for name in self.case}
         parts, _ = self.flatten(self.generate(case, _random.randrange(1 << _random.choice([12, 31]))), "data")
         return {name: self.order(name, parts[name]) for name in self.form["inputs"]}
 

@@ -48,9 +48,7 @@ def _inspect_case(one: Any, case: dict[str, Any]) -> dict[str, Any]:
             if order != [*range(value.ndim)] and value.permute(order).is_contiguous():
                 orders[name] = order
     shapes = {
-        name: ([] if name in outputs else None)
-        if shape is None
-        else [shape[at] for at in orders.get(name, range(len(shape)))]
+        name: shape and [shape[at] for at in orders.get(name, range(len(shape)))]
         for name, (shape, _) in described.items()
     }
     inputs, outputs = ({name: described[name][1] for name in side} for side in (inputs, outputs))

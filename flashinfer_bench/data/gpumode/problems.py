@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 import yaml
-from pydantic import Field
+from pydantic import Field, JsonValue
 
 from flashinfer_bench.data.issue import LoadIssue, Location
 from flashinfer_bench.data.model import DataModel
@@ -37,7 +37,7 @@ SEED: Final = "seed"
 TOLERANCE: Final = {"rtol": 1e-5, "atol": 1e-8}
 """The defaults of GPU MODE's rule for elements."""
 
-Case = dict[str, Any]
+Case = dict[str, JsonValue]
 
 
 class TaskFile(DataModel):
@@ -165,10 +165,8 @@ class GpuMode:
                 "axes": {
                     key: {
                         "type": "var",
-                        "description": ", ".join(f"{at}: {one}" for at, one in enumerate(choices[key])),
+                        "description": ", ".join(f"{at}: {one}" for at, one in enumerate(choices.get(key, []))),
                     }
-                    if key in choices
-                    else {"type": "var"}
                     for key in sizes
                 },
                 **specs,

@@ -76,7 +76,7 @@ class KernelTask:
     is_reference: bool = False
     """The kernel is the reference: it gets its inputs by name, may change them, and its time is not checked."""
     in_out_inputs: frozenset[str] = frozenset()
-    """Inputs that the reference writes to. A call may change these inputs."""
+    """Inputs that a call may change."""
     may_return_inputs: bool = False
     """An output may use the memory of an input, as in the reference."""
     stress: StressPlan | None = None
