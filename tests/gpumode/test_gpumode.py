@@ -133,8 +133,9 @@ def test_a_problem_is_run_only_if_trusted_and_its_submission_is_a_draft(
     assert {"problem:axpy_py", "ranking:last", "set:first"} <= {*definition.tags}
     assert (definition.description or "").endswith("Public seeds, without effect: 1, 2, 3")
     submission = tmp_path / "mine.py"
-    submission.write_text("#!POPCORN leaderboard axpy\ndef custom_kernel(data):\n    return 3 * data[0] + data[1]\n")
-    draft = read_draft(submission, found.definitions, DraftHints())
+    submission.write_text("#!POPCORN leaderboard axpy-py\ndef custom_kernel(data):\n    return 3 * data[0] + data[1]\n")
+    draft = read_draft(submission, {"mine": definition, **found.definitions}, DraftHints())
+    assert draft.solution.definition == "axpy_py"
     assert draft.solution.spec.entry_point == "gpumode_entry.py::run"
     other = definition.model_copy(update={"tags": []})
     with pytest.raises(DataSetError, match="custom_kernel is for problems of GPU MODE, and axpy_py is none"):

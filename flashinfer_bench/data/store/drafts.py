@@ -41,6 +41,8 @@ SHOWN: Final = 8
 FUNCTION_IN_C: Final = re.compile(r"\w\s*\(([^(){};]+)\)\s*\{")
 INCLUDED: Final = re.compile(r'^[ \t]*#[ \t]*include[ \t]*[<"](\w+)/', re.MULTILINE)
 """An include of a header, with the header's folder."""
+LEADERBOARD: Final = re.compile(r"^#!POPCORN\s+leaderboard\s+(\S+)", re.MULTILINE)
+"""A line in which a submission to GPU MODE names its problem."""
 LAST_WORD: Final = re.compile(r"(\w+)\s*(?:=[^,]*)?(?:,|$)")
 
 Signatures = set[tuple[str, ...]]
@@ -137,6 +139,7 @@ def _make(path: Path, sources: dict[str, str], definitions: Mapping[str, Definit
     engine = next(filter(None, map(find_engine, sources.keys(), sources.values())), None)
     if hints.entry is None and engine is not None:
         symbol = ENGINES[engine][0]
+        leaderboards = LEADERBOARD.findall("\n".join(sources.values()))
         runs = [
             signatures
             for file, text in sources.items()
@@ -145,7 +148,7 @@ def _make(path: Path, sources: dict[str, str], definitions: Mapping[str, Definit
         ]
         taking = [name for name, item in definitions.items() if takes(item, engine)]
         possible = definitions if runs else taking  # a file with `run` may be for any definition
-        chosen = hints.definition or find_by_file(words, definitions) or _named_by(words, possible)[0]
+        chosen = hints.definition or find_by_file(words, definitions) or _named_by([*leaderboards, *words], possible)[0]
         if chosen != hints.definition and chosen not in taking:
             chosen, _ = _find_definition(symbol, set().union(*runs), words, definitions)
         _check_name(chosen, definitions)
