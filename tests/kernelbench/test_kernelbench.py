@@ -22,7 +22,7 @@ from flashinfer_bench.errors import DataSetError
 from tests.kit import make_definition, make_trace, make_workload, write_trace_set
 
 SAMPLE = (5, 11, 12, 17, 21, 29)
-HEAD = "import torch\ndef get_init_inputs():\n    return []\ndef get_inputs():\n    return [torch.rand(4)]\n"
+HEAD = "import torch\ndef get_inputs():\n    return [torch.rand(4)]\n"
 MODEL = "class Model(torch.nn.Module):\n    def forward(self, x):\n        return {}\n"
 REFUSED = {
     "1_draws": (
@@ -43,7 +43,7 @@ REFUSED = {
     "9_own_text": (f"import inspect\n{MODEL.format('x')}\ndef one():\n    pass\ninspect.getsource(one)", None),
     "11_own_run": (
         f"{MODEL.format('run(x)')}def run(x):\n    return -x",
-        "it defines run",
+        "it defines run or make_inputs",
     ),
     "10_not_fake": (f"cast = torch.nn.Linear(4, 4).double().float()\n{MODEL.format('cast(x)')}", None),
 }
@@ -182,20 +182,21 @@ def test_a_file_that_is_refused_is_named_and_the_others_are_read(tasks: Path) ->
     right = tasks / "right/level_1_problem_11_sample_0_kernel.py"
     written = {
         "level1/12_Latin.py": b"# \xe9",
+        "level1/13_Both.py": b"class ModelNew: ...\ndef get_inputs(): ...",
         "latin/level_1_problem_11_sample_0_kernel.py": b"# \xe9",
         "prose/level_1_problem_11_sample_0_kernel.py": b"Here is ModelNew:",
         "right/level_1_problem_99_sample_0_kernel.py": right.read_bytes(),
         "a/right/level_1_problem_11_sample_0_kernel.py": right.read_bytes(),
-        ".venv/1_Hidden.py": b"def get_init_inputs(",
+        ".venv/1_Hidden.py": b"def get_inputs(",
     }
     for name, content in written.items():
         (tasks / name).parent.mkdir(parents=True, exist_ok=True)
         (tasks / name).write_bytes(content)
-    assert [file.parent.name for file, _ in find_problems(tasks, KernelBench(), [])] == ["level1"]
+    assert [file.parent.name for file, _ in find_problems(tasks, KernelBench(), [])] == ["level1"] * 2
     found = read_folder(tasks, KernelBench())
     assert [item.author for item in next(iter(found.solutions.values()))] == ["right", "wrong"]
     reasons = {str(issue.file.relative_to(tasks)): issue.reason for issue in found.issues}
-    assert len(found.issues) == 5
+    assert len(found.issues) == 6
     assert reasons.keys() == {*written} - {".venv/1_Hidden.py"}
 
 

@@ -61,7 +61,7 @@ class KernelBenchTask:
 
     def draw(self) -> list[_Any]:
         """Return new arguments, and the state of a new `Model`."""
-        model = self.namespace["Model"](*self.namespace["get_init_inputs"]())
+        model = self.namespace["Model"](*self.namespace.get("get_init_inputs", list)())
         return [*self.namespace["get_inputs"](), *self.list_state(model).values()]
 
     def cast(self, value: _Any) -> _Any:
@@ -76,15 +76,15 @@ class KernelBenchTask:
         try:
             with _torch.random.fork_rng(devices=[]):
                 _torch.default_generator.manual_seed(seed)
-                arguments = self.namespace["get_init_inputs"]()
+                arguments = self.namespace.get("get_init_inputs", list)()
                 _torch.default_generator.manual_seed(seed)
                 return model(*arguments).requires_grad_(False)
         finally:
             _torch.set_deterministic_debug_mode(before)
 
     @staticmethod
-    def list_locations(model: _Any) -> dict[str, tuple[_Any, _Any]]:
-        """Return path → container and key of each tensor of a module, also in lists and dicts that are attributes."""
+    def list_locations(model: _Any) -> dict[str, tuple[_Any, _Any, _Any]]:
+        """Return path → container, key and value of each tensor of a module, also in lists and dicts in attributes."""
         found = {}
         for path, module in model.named_modules():
             prefix, attributes = f"{path}." if path else "", vars(module)
@@ -95,12 +95,12 @@ class KernelBenchTask:
                     start = prefix if name in ("", "_parameters", "_buffers") else f"{prefix}{name}."
                     for key, value in enumerate(holder) if isinstance(holder, list) else holder.items():
                         if isinstance(value, _torch.Tensor):
-                            found[f"{start}{key}"] = holder, key
+                            found[f"{start}{key}"] = holder, key, value
         return found
 
     def list_tensors(self, model: _Any) -> dict[str, _Any]:
         """Return path → tensor of a module."""
-        return {path: holder[key] for path, (holder, key) in self.list_locations(model).items()}
+        return {path: tensor for path, (*_, tensor) in self.list_locations(model).items()}
 
     def list_state(self, model: _Any) -> dict[str, _Any]:
         """Return path → tensor of a module. A tensor at several paths is listed under the first path."""
@@ -116,7 +116,7 @@ class KernelBenchTask:
 
     def connect(self, model: _Any, wires: dict[str, int]) -> _Any:
         """Return a function of all values that puts the state into a module, and calls it."""
-        targets: list[tuple[_Any, _Any, int, _Any]] = []
+        targets: list[tuple[_Any, ...]] = []
         inputs, written, home = self.inputs, self.written, None
 
         def call(*values: _Any) -> _Any:
@@ -125,8 +125,8 @@ class KernelBenchTask:
             if device != home or home is None:
                 model.to(device=device, dtype=self.dtype)
                 locations, home = self.list_locations(model), device
-                targets[:] = [(*(at := locations[path]), index, at[0][at[1]]) for path, index in wires.items()]
-            for holder, key, index, tensor in targets:
+                targets[:] = [(*locations[path], index) for path, index in wires.items()]
+            for holder, key, tensor, index in targets:
                 value = values[index] if values[index].shape == tensor.shape else values[index].view(tensor.shape)
                 if index in written or not tensor.is_contiguous():
                     # in the module's layout, such as channels_last
@@ -146,7 +146,7 @@ class KernelBenchTask:
             result = [result[key] for key in sorted(result)]
         if isinstance(result, (list, tuple)):
             return [part for one in result for part in self.flatten(one) if one is not None]
-        return [result.data if isinstance(result, _torch.nn.Parameter) else result]  # the next call changes parameters
+        return [result.data if isinstance(result, _torch.Tensor) else result]  # the next call changes a parameter
 
     def bind_solution(self, file: str) -> _Any:
         """Import a file with `ModelNew`, and return it as a function of the arguments and the state.
@@ -177,8 +177,8 @@ class KernelBenchTask:
             elif not is_constant:
                 wrong.append(path)
         if drawn := self.list_numbers(model) - self.list_numbers(other):
-            again = self.list_numbers(self.build(module.ModelNew, self.seed))  # without an address or a time of day
-            wrong += [path for path, _ in drawn & again]
+            again = self.build(module.ModelNew, self.seed)  # has another address or time of day
+            wrong += [path for path, _ in drawn & self.list_numbers(again)]
         if wrong:
             raise TypeError(
                 f"ModelNew is refused: {', '.join(wrong)} depends on the seed, but equals no tensor of Model under "
@@ -190,9 +190,12 @@ class KernelBenchTask:
     @staticmethod
     def is_same(tensor: _Any, other: _Any) -> bool:
         """Return whether two tensors have the same bytes in the same order. Shapes of contiguous tensors may differ."""
-        is_alike = isinstance(other, _torch.Tensor) and tensor.dtype == other.dtype
-        is_alike = is_alike and (tensor.is_contiguous() or tensor.shape == other.shape)
-        return is_alike and _torch.equal(*(one.cpu().ravel().view(_torch.uint8) for one in (tensor, other)))
+        return (
+            isinstance(other, _torch.Tensor)
+            and tensor.dtype == other.dtype
+            and (tensor.is_contiguous() or tensor.shape == other.shape)
+            and _torch.equal(*(one.cpu().ravel().view(_torch.uint8) for one in (tensor, other)))
+        )
 
     @staticmethod
     def list_numbers(model: _Any) -> set[tuple[str, str]]:

@@ -35,14 +35,18 @@ class KernelBench:
 
     name = "kernelbench"
     file = re.compile(r"(\d+)_(.+)\.py")
-    mark = "def get_init_inputs"
-    form = "level1/1_Name.py with def get_init_inputs()"
+    mark = "get_inputs"
+    form = "level1/1_Name.py with def get_inputs()"
 
     def __init__(self, precision: str = "fp32") -> None:
         self.precision = precision
 
-    def read(self, _file: Path, text: str, _issues: list[LoadIssue]) -> str:
+    def read(self, file: Path, text: str, _issues: list[LoadIssue]) -> str:
         """Return the code of a task."""
+        if find_engine(file.name, text):
+            raise DataSetError(
+                "it defines ModelNew, so it is no task; name it NAME/level_1_problem_1_sample_0_kernel.py"
+            )
         return text
 
     def name_solutions(self, found: TraceSet, file: Path) -> Iterator[tuple[str, str, str]]:
