@@ -71,7 +71,8 @@ def flashinfer_bench_run(
         solution: its source code, the path of a file or folder, or its name in the trace set.
         definition: the definition that it implements; default: found by its parameters.
         workloads: only these workloads: uuids, or sizes such as batch_size=7; default: all.
-        name: for source code, the name of the solution. A later solution of this name replaces it.
+        name: for source code, the name of the solution. A later solution of this name replaces it, except one of
+            another kind of file (.py, .cpp, .cu), which needs another name.
         language: for source code, such as python, triton, cuda or cpp; default: found by its imports.
         quick: a first check with few samples.
         device: the device, such as cuda:0 or cpu; default: all GPUs, or the CPU if there is none.

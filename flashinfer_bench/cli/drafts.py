@@ -92,12 +92,14 @@ def save_draft(draft: Draft, trace_set: TraceSet) -> Path:
 
 
 def _refuse_name_of_another(draft: Draft, there: Solution | None) -> None:
-    """Refuse a source that would replace another author's solution."""
+    """Refuse a source that would replace a solution of another author or of other files."""
     mine = draft.solution
     if there is None or there == mine:
         return
     is_another = (there.author, there.definition) != (mine.author, mine.definition)
-    if is_another or not (draft.is_packed or is_kept_draft(there)):
-        whose = f"author {there.author}, of {there.definition}"
-        reason = f"the set has another solution {mine.name!r} ({whose}), which was not made of such a file"
-        raise DataSetError(f"{draft.path}: {reason}; rename the file")
+    shares_file = {source.path for source in mine.sources} & {source.path for source in there.sources}
+    if is_another or not (draft.is_packed or (is_kept_draft(there) and shares_file)):
+        raise DataSetError(
+            f"{draft.path}: the set has another solution {mine.name!r} (author {there.author}, of {there.definition}), "
+            "which was not made of this file; rename the file, or `forget` that solution"
+        )

@@ -71,7 +71,8 @@ def test_a_name_that_looks_like_a_path_is_the_sets_where_no_file_has_it(run, roo
         ("--solution my_doubl.cpp", 2, "there is no such file; did you mean 'my_double_cpp.cpp'?"),
         ("--solution notes.txt", 2, "notes.txt: no source file"),
         ("--solution other.py", 2, "the set has another solution 'other' (author alice, of double)"),
-        ("--solution other.py --author alice", 2, "was not made of such a file"),
+        ("--solution other.py --author alice", 2, "was not made of this file"),
+        ("--solution fast.py fast.cpp", 2, "fast.cpp: the set has another solution 'fast' (author me"),
         (
             "--solution wide.py --definition double",
             0,
@@ -82,7 +83,7 @@ def test_a_name_that_looks_like_a_path_is_the_sets_where_no_file_has_it(run, roo
 def test_what_is_wrong_with_a_draft_or_its_flags_is_told(run, tmp_path, line, code, reason):
     (tmp_path / "other.py").write_text(DOUBLE)
     (tmp_path / "wide.py").write_text("def run(x, y, z): pass\n")
-    for name in ("my_double_cpp.cpp", "notes.txt"):
+    for name in ("my_double_cpp.cpp", "fast.cpp", "notes.txt"):
         (tmp_path / name).touch()
     found, _, said = run(line)
     assert (found, reason in said) == (code, True), said
