@@ -15,11 +15,14 @@ from typing import Any, Final
 from flashinfer_bench.base.host import usable_cores
 from flashinfer_bench.bench.machine import discover_devices
 from flashinfer_bench.bench.planning.selection import select
-from flashinfer_bench.cli.args import is_set_named, open_trace_set, refuse_unknown
+from flashinfer_bench.cli.args import is_set_named, open_trace_set
+from flashinfer_bench.cli.drafts import take_drafts
 from flashinfer_bench.cli.output import one_interrupt, write_err
 from flashinfer_bench.cli.parser import (
     EXIT_CODES,
     QUIET_FLAG,
+    SET_HELP,
+    SOURCE_FLAGS,
     Parser,
     add_filters,
     add_flags,
@@ -38,7 +41,6 @@ from flashinfer_bench.errors import UsageError
 
 FORMAT_VERSION: Final = 1
 """Version of the JSON document. 1: the first."""
-FILTERS: Final = ("definitions", "op_types", "solutions", "authors")
 RESULTS: Final = ("built", "cached", "failed", "fault", "skipped")
 """Results of builds. `failed` is the solution's fault. `fault` is the machine's fault."""
 TABLE: Final = {
@@ -56,16 +58,17 @@ Row = dict[str, Any]
 def declare_build(parser: Parser) -> None:
     """Add the help and the flags of the command."""
     parser.describe(
-        "Compile the solutions of a trace set, or single solution files, without running them.\n"
-        "No GPU is needed: CUDA solutions are compiled for the GPUs of this machine, else for sm_90a. `run` uses the\n"
-        "builds. A solution whose compiler or package is missing here is skipped, with the reason.\n"
+        "Compile the solutions of a trace set, or the named files, without running them. A packed solution needs no\n"
+        "set. No GPU is needed: CUDA solutions are compiled for the GPUs of this machine, else for sm_90a. `run`\n"
+        "uses the builds. A solution whose compiler or package is missing here is skipped, with the reason.\n"
         f"{EXIT_CODES}",
         usage="%(prog)s [FILE ...] [--local PATH] [flags]",
         example="build --local flashinfer-trace --authors cuda --arch sm_80 sm_90a",
         execute=execute,
     )
-    parser.add_argument("files", nargs="*", metavar="FILE", help="solution files (default: the solutions of the set)")
-    add_local(parser)
+    parser.add_argument("files", nargs="*", metavar="FILE", help="a source, a folder, or a packed solution")
+    add_local(parser, SET_HELP)
+    add_flags(parser, SOURCE_FLAGS)
     add_filters(parser.add_argument_group("selection", "one or more names each, separated by spaces or commas"))
     group = parser.add_argument_group("how")
     add_names(group, "--arch", "GPU architectures to compile CUDA solutions for, such as sm_90a (default: those here)")
@@ -96,7 +99,7 @@ def execute(args: Namespace) -> int:
         "cache": str(root),
         "architectures": [f"sm_{name}" for name in target.architectures],
         "seconds": round(seconds, 3),
-        "counts": dict(counts),
+        "counts": counts,
         "solutions": rows,
     }
     skipped, reasons = defaultdict(list), []
@@ -109,30 +112,28 @@ def execute(args: Namespace) -> int:
     results = list_counts({result: counts[result] for result in RESULTS}) or "nothing to do"
     total = f"{count(len(rows), 'solution')} in {format_duration(seconds)}: {results}"
     write_result(args, document, lay_out(TABLE, rows), *reasons, [total])
-    return 1 if counts["failed"] + counts["fault"] + (counts["skipped"] if args.require_built else 0) else 0
+    return 1 if counts["failed"] or counts["fault"] or (args.require_built and counts["skipped"]) else 0
 
 
 def choose_solutions(args: Namespace) -> list[tuple[Solution, Definition | None]]:
     """Return the solutions of the named files, or the selected solutions of the set, with their definitions.
 
-    There is no definition without a set. Then the arguments of the entry function are not checked.
+    Packed solutions need no set. Then the arguments of the entry function are not checked.
 
     Raises:
         UsageError: files or names do not exist, or are wrong.
     """
-    if not args.files:
-        trace_set = open_trace_set(args)
-        with naming_flags(args):
-            selected = select(trace_set, read_config(args))
-        return [(solution, found.definition) for found in selected for solution in found.solutions]
-    if any(getattr(args, name) for name in FILTERS):
-        raise UsageError("solution files and names of solutions exclude each other: give files alone, or names alone")
-    solutions = [load_json_file(Solution, Path(file)) for file in args.files]
-    definitions = {}
-    if is_set_named(args):
-        definitions = open_trace_set(args).definitions
-        refuse_unknown(("definition", {one.definition for one in solutions}, definitions))
-    return [(one, definitions.get(one.definition)) for one in solutions]
+    are_packed = args.files and all(file.endswith(".json") for file in args.files)
+    selects = args.definitions or args.op_types or args.solutions or args.authors
+    if are_packed and not (selects or is_set_named(args)):
+        return [(load_json_file(Solution, Path(file)), None) for file in args.files]
+    trace_set = open_trace_set(args)
+    if args.files:
+        args.solutions = [*args.solutions, *args.files]
+    take_drafts(args, trace_set)
+    with naming_flags(args):
+        selected = select(trace_set, read_config(args))
+    return [(solution, found.definition) for found in selected for solution in found.solutions]
 
 
 def choose_target(names: Sequence[str]) -> BuildTarget:
@@ -169,8 +170,8 @@ def build(
             yield _row(solution, "failed", "\n".join(problems))
         else:
             rest.append(solution)
-    at_once = jobs or usable_cores()  # no measurement runs, so every core can compile
-    with BuildPool(root, jobs=at_once, target=target, toolchain=toolchain) as build_pool:
+    jobs = jobs or usable_cores()  # no measurement runs, so every core can compile
+    with BuildPool(root, jobs=jobs, target=target, toolchain=toolchain) as build_pool:
         for built in build_pool.build_all(rest):
             if built.artifact is not None:
                 result, folder = "cached" if built.was_cached else "built", str(built.artifact.directory)

@@ -15,7 +15,16 @@ from typing import TYPE_CHECKING, Final
 from flashinfer_bench.base.files.held_folders import temporary_folder
 from flashinfer_bench.base.files.trees import remove_tree
 from flashinfer_bench.cli.output import write_err
-from flashinfer_bench.cli.parser import PROGRAM, SOURCE_FLAGS, Parser, add_flags, add_format, add_local, add_names
+from flashinfer_bench.cli.parser import (
+    PROGRAM,
+    SET_HELP,
+    SOURCE_FLAGS,
+    Parser,
+    add_flags,
+    add_format,
+    add_local,
+    add_names,
+)
 from flashinfer_bench.cli.settings import add_settings
 from flashinfer_bench.errors import DataSetError, UsageError
 
@@ -39,7 +48,7 @@ def declare_repro(parser: Parser) -> None:
     )
     what = "a recorded job; or a solution (its name, or a file) and a workload"
     parser.add_argument("what", nargs="+", metavar="WHAT", help=what)
-    add_local(parser)
+    add_local(parser, SET_HELP)
     parser.set_defaults(takes_sets=False)
     add_flags(
         parser, {"--dump DIR": "folder to write: new, empty, or an earlier dump (default: repro-SOLUTION-WORKLOAD)"}

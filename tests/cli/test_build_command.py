@@ -34,6 +34,7 @@ def here(tmp_path, monkeypatch):
         make_solution("needy", dependencies=["no-such-package-xyz"]),
         make_solution("cpp", sources={"a.cpp": DOUBLE_CPP}, language="cpp", entry_point="a.cpp::run"),
     ]
+    (tmp_path / "draft.py").write_text("def twice(x, y): ...\n")
     write_trace_set(tmp_path / "set", definitions=[make_definition()], solutions=solutions)
     return tmp_path
 
@@ -55,6 +56,7 @@ def test_a_second_build_finds_the_first_with_and_without_a_set(call):
         ("--local set --solutions good", "built"),
         ("--local set --authors alice --solutions good", "cached"),
         (GOOD, "cached"),
+        ("draft.py --local set --definition double --entry twice", "built"),
     ):
         code, document = call(f"build {line} --arch sm_90a sm_80 90a")
         assert (code, [row["result"] for row in document["solutions"]]) == (0, [result])
@@ -89,7 +91,8 @@ def test_a_library_is_built_and_its_artifact_named(here, call):
     [
         ("--local set --solutions god", "did you mean 'good'?"),
         ("--local set --arch sm_9x", "is no GPU architecture"),
-        (f"{GOOD} --authors alice", "give files alone, or names alone"),
+        (f"{GOOD} --authors alice", "no trace set: give --local PATH"),
+        ("draft.py", "no trace set: give --local PATH"),
         (GOOD, "FIB_CACHE_PATH"),
     ],
 )
