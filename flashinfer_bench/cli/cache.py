@@ -88,10 +88,8 @@ def execute_show(args: Namespace) -> int:
     first."""
     cache = _open()
     entries, folders = list(map(_document, cache.entries())), list(map(_document, cache.jit_folders()))
-    judge_bytes, size = (
-        size_of_folder(cache.root / JUDGE_FOLDER),
-        sum(one["size_bytes"] for one in [*entries, *folders]),
-    )
+    judge_bytes = size_of_folder(cache.root / JUDGE_FOLDER)
+    size = sum(one["size_bytes"] for one in [*entries, *folders])
     document = {
         "cache": str(cache.root),
         "limit_bytes": size_limit(),
@@ -101,7 +99,7 @@ def execute_show(args: Namespace) -> int:
         "compiled_at_run": folders,
     }
     reported = f"{_bytes(size)} of {_bytes(size_limit())}; kernels that judge: {_bytes(judge_bytes)}"
-    total = f"{count(len(entries), 'artifact')} and what ran solutions compiled, {reported}; in {cache.root}"
+    total = f"{count(len(entries), 'artifact')}, and code that was compiled at run time: {reported}; in {cache.root}"
     write_result(args, document, lay_out(TABLE, [*entries, *folders]), [total])
     return 0
 
@@ -117,11 +115,17 @@ def execute_clear(args: Namespace) -> int:
     else:
         cache.clear(JUDGE_FOLDER)
     kept, left = _measure(cache)
-    document = {"cache": str(cache.root), "removed": before - kept, "kept": kept}
+    document = {
+        "cache": str(cache.root),
+        "removed": before - kept,
+        "kept": kept,
+        "removed_bytes": size - left,
+        "kept_bytes": left,
+    }
     lines = [f"removed {count(before - kept, 'artifact')}, {_bytes(size - left)}; {kept} left, {_bytes(left)}"]
     if left and args.keep_gb is None and not args.failed:
         lines.append("a run uses the rest")
-    write_result(args, document | {"removed_bytes": size - left, "kept_bytes": left}, lines)
+    write_result(args, document, lines)
     return 0
 
 
@@ -144,24 +148,27 @@ def execute_baselines(args: Namespace) -> int:
     """List or remove the cached times of references. The most recently used times come first."""
     from flashinfer_bench.bench.runner.baseline_cache import BaselineCache
 
-    cache = BaselineCache(cache_root(os.environ).resolve())
+    cache = BaselineCache(_open().root)
     if args.clear:
         removed = cache.clear()
-        document = {"baselines": str(cache.folder), "removed": removed}
-        write_result(args, document, [f"removed {count(removed, 'baseline')}"])
+        result = [f"removed {count(removed, 'baseline')}"]
+        write_result(args, {"baselines": str(cache.folder), "removed": removed}, result)
         return 0
-    files, usable = cache.files(), 0
-    entries = []
-    for file in files:
-        usable += file.baseline is not None
-        kept = file.baseline.model_dump(mode="json", exclude_none=True) if file.baseline is not None else {}
-        metadata = {"path": str(file.path), "size_bytes": file.size_bytes, "last_used": _date(file.last_used_s)}
-        entries.append(metadata | kept)
-    size = sum(file.size_bytes for file in files)
-    damaged = f", {len(files) - usable} that cannot be used" if usable < len(files) else ""
-    total = f"{count(len(files), 'baseline')}{damaged}, {_bytes(size)}, in {cache.folder}"
+    entries = [
+        {
+            "path": str(file.path),
+            "size_bytes": file.size_bytes,
+            "last_used": _date(file.last_used_s),
+            **(file.baseline.model_dump(mode="json", exclude_none=True) if file.baseline else {}),
+        }
+        for file in cache.files()
+    ]
+    usable = [one for one in entries if "definition" in one]
+    size = sum(one["size_bytes"] for one in entries)
+    damaged = f", {len(entries) - len(usable)} that cannot be used" if usable != entries else ""
+    total = f"{count(len(entries), 'baseline')}{damaged}, {_bytes(size)}, in {cache.folder}"
     document = {"baselines": str(cache.folder), "size_bytes": size, "entries": entries}
-    write_result(args, document, lay_out(BASELINES, [one for one in entries if "definition" in one]), [total])
+    write_result(args, document, lay_out(BASELINES, usable), [total])
     return 0
 
 
