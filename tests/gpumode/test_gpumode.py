@@ -41,6 +41,7 @@ REFUSED = {
     "nothing": (PLAIN._replace(benchmarks=[]), "benchmarks: List should have at least 1 item"),
     "unchecked": (PLAIN._replace(check=""), "its reference has no check_implementation"),
     "alike": (PLAIN._replace(generate="return {'a-b': draw(seed, n), 'a_b': draw(seed, n)}"), "make one name"),
+    "ragged": (PLAIN._replace(generate="return draw(seed, n + seed % 2)"), "sizes of its data depend on the seed"),
     "module": (PLAIN._replace(generate="return torch.nn.Linear(n, n)"), "data is a Linear with tensors"),
     "nested": (
         PLAIN._replace(generate="x = [type('Outer', (), {'__slots__': 'x'})()]; x[0].x = [draw(seed, n)]; return x"),
@@ -176,7 +177,7 @@ def test_outputs_are_not_wrong_if_the_device_of_their_check_fails(raised: str, i
     "kernel",
     [
         "torch.full((4,), count())",
-        "torch.full((4,), count(), device='cuda').cuda(non_blocking=True)",
+        "torch.full((4,), count(), device='cuda').cuda(torch.device('cuda')).cuda(non_blocking=True)",
         "torch.full((4,), count() * (data.device.type == 'cuda'), device=torch.device('cuda:0'))",
         "torch.cuda.synchronize() or torch.full((4,), count(), device=torch.cuda.current_device())",
         "utils.full(count())",

@@ -64,7 +64,7 @@ class GpuModeProblem:
         if name not in self.modules:
             path, text = path or f"gpumode/{len(_sys.modules)}/{name}.py", self.files[name]
             if self.is_cpu or not _torch.cuda.is_available():
-                text = _re.sub(r"\.cuda\([^()]*\)", ".cpu()", text)
+                text = _re.sub(r"\.cuda\(([^()]|\([^()]*\))*\)", ".cpu()", text)
                 text = _re.sub(
                     r"""(?<=["'])cuda(?=["':])|(?<=torch\.)cuda(?=\.(synchronize|current_device)\b)""", "cpu", text
                 )
