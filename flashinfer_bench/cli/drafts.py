@@ -100,6 +100,6 @@ def _refuse_name_of_another(draft: Draft, there: Solution | None) -> None:
     shares_file = {source.path for source in mine.sources} & {source.path for source in there.sources}
     if is_another or not (draft.is_packed or (is_kept_draft(there) and shares_file)):
         raise DataSetError(
-            f"{draft.path}: the set has another solution {mine.name!r} (author {there.author}, of {there.definition}), "
-            "which was not made of this file; rename the file, or `forget` that solution"
+            f"{draft.path}: the set has another solution {mine.name!r} (author {there.author}, of {there.definition}, "
+            f"in {', '.join(source.path for source in there.sources)}); rename the file, or `forget` that solution"
         )

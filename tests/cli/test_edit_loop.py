@@ -70,8 +70,8 @@ def test_a_name_that_looks_like_a_path_is_the_sets_where_no_file_has_it(run, roo
         ("--watch", 2, "after each save"),
         ("--solution my_doubl.cpp", 2, "there is no such file; did you mean 'my_double_cpp.cpp'?"),
         ("--solution notes.txt", 2, "notes.txt: no source file"),
-        ("--solution other.py", 2, "the set has another solution 'other' (author alice, of double)"),
-        ("--solution other.py --author alice", 2, "was not made of this file"),
+        ("--solution other.py", 2, "the set has another solution 'other' (author alice, of double, in main.py)"),
+        ("--solution other.py --author alice", 2, "rename the file, or `forget` that solution"),
         ("--solution fast.py fast.cpp", 2, "fast.cpp: the set has another solution 'fast' (author me"),
         (
             "--solution wide.py --definition double",
