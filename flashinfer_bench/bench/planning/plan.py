@@ -38,7 +38,7 @@ NO_DEFINITIONS: Final = "nothing was run: the set has no definitions"
 NO_WORKLOADS: Final = f"it has no workloads; write them to {WORKLOADS}/<op_type>/<definition>.jsonl, one a line"
 KEPT_DRAFT: Final = "it is a draft, which `run --solution FILE` keeps; --drafts runs all drafts, --solution NAME one"
 NO_SOLUTIONS: Final = (
-    f"it has no solutions; write them to {SOLUTIONS}/<author>/<op_type>/<definition>/<solution>.json, one a file"
+    f"it has no solutions; write {SOLUTIONS}/<author>/<op_type>/<definition>/<solution>.json, or `run --solution FILE`"
 )
 FOREIGN_CODE: Final = (
     "its custom inputs are made by code that is not the first set's own; --trust-definitions lets it run, as freely as "
