@@ -94,8 +94,8 @@ NONE_RANKED: Final = "note: there is no whole verdict to rank; quick looks do no
 SPARED: Final = ("#fast_1.5", "#fast_2", "#fast_1", "#Wins", "#Roofline")
 """Columns to drop, in this order, while a table is too wide. JSON and the pages have all columns."""
 AUTHOR_NOTES: Final = (
-    "of fastest: mean over all definitions of the lowest latency of anybody over the author's, 0 for what it did not "
-    "pass; no baseline can inflate it, so it ranks",
+    "of fastest: the lowest latency of all authors over the author's, or 0 without a pass, as the mean over all "
+    "definitions; it ranks, since no baseline can inflate it",
     "score: mean over definitions of the mean ratio of the best solution, 0 where it failed a workload; speed-up: "
     "geometric mean; fast_p: share of workloads passed with a ratio above p",
 )

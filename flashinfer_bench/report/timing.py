@@ -103,9 +103,9 @@ def describe_bounds(timing: Timing) -> str | None:
 
 
 def describe_flag(flag: str, timing: Timing) -> str:
-    """Return the meaning of a flag, and the number of workloads with the flag."""
+    """Return the meaning of a flag, and the number of measurements with the flag: one for each verdict."""
     count = timing.unknown + sum(timing.ways.values())
-    return f"{flag}, {timing.flags[flag]} of {count}" + (f": {MEANINGS[flag]}" if flag in MEANINGS else "")
+    return f"{flag}, {timing.flags[flag]} of {count} measurements" + (f": {MEANINGS[flag]}" if flag in MEANINGS else "")
 
 
 @lru_cache(1 << 10)

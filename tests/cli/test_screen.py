@@ -85,8 +85,8 @@ double      other             1/1  1.00 ms     2.00x
 
 latency: median over the passed workloads; speed-up over the reference: geometric mean
 timed 2 of 3 by CUPTI, cold L2; 1 of 3 by CUDA events, cold L2 ({REASON})
-a host_bound, 1 of 3: the host takes longer to launch the call than the GPU to run it
-b noisy, 1 of 3: the samples scatter widely, so a re-run may differ by more than usual
+a host_bound, 1 of 3 measurements: the host takes longer to launch the call than the GPU to run it
+b noisy, 1 of 3 measurements: the samples scatter widely, so a re-run may differ by more than usual
 """
 
 
@@ -106,7 +106,7 @@ def test_tables_say_how_times_came_about_and_what_is_flagged():
     everywhere = [timed("w0", name, "noisy", *more) for name, more in (("x", ["throttled"]), ("y", []))]
     everywhere.append(on("w0", "interpreted", extra=UNREAL))
     head, _, table = shown(everywhere).partition("\n\n")
-    scatter = "noisy, 2 of 3: the samples scatter widely, so a re-run may differ by more than usual"
+    scatter = "noisy, 2 of 3 measurements: the samples scatter widely, so a re-run may differ by more than usual"
     assert head == f"all rows with a meaningful time: {scatter}"
     flags = [line.split()[-1] for line in table.splitlines()[2:5]]
     assert flags == ["a", "2.00x*", "2.00x"]
@@ -125,7 +125,7 @@ def test_a_table_of_a_terminal_has_the_intervals_of_speedups(monkeypatch):
     traces[1] = made.on("w0", "tied", 1.1, **wide, record=made.FULL | {"flags": ["noisy"]})
     table = render_best(best_by_workload(traces), name_jobs(traces))
     assert [line[-1] for line in table.splitlines() if " ms" in line] == ["%", "a"]  # the tie's own flag
-    assert "a noisy, 1 of 2: " in table
+    assert "a noisy, 1 of 2 measurements: " in table
     assert describe_verdict(list_results(None, traces)[0]) == "PASSED 1.00 ms ±40%, 8.00x ±70%"
 
 

@@ -127,7 +127,7 @@ def test_a_comparison_has_the_standing_of_its_times_and_their_flags_by_side():
         trace.evaluation.extra["baseline"] = baseline
     found = compare(*noisy, *timed("b", 1.0, 1.0, method="wall"))
     (line,) = [line for line in found.warnings if "older_protocol" not in line]
-    assert line.startswith("A: noisy, 1 of 2: ")
+    assert line.startswith("A: noisy, 1 of 2 measurements: ")
     shown = render_comparison(found, ("a", "b"))
     assert shown.startswith("CPU: indicative\n\nWorkload")
     assert f"\ntimes of {line}\n" in shown
