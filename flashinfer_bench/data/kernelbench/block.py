@@ -177,8 +177,8 @@ class KernelBenchTask:
             elif not is_constant:
                 wrong.append(path)
         if drawn := self.list_numbers(model) - self.list_numbers(other):
-            again = self.build(module.ModelNew, self.seed)  # has another address or time of day
-            wrong += [path for path, _ in drawn & self.list_numbers(again)]
+            # an address or a time of day differs under the same seed, too
+            wrong += [path for path, _ in drawn & self.list_numbers(self.build(module.ModelNew, self.seed))]
         if wrong:
             raise TypeError(
                 f"ModelNew is refused: {', '.join(wrong)} depends on the seed, but equals no tensor of Model under "

@@ -40,14 +40,15 @@ def inspect_problem(block: str, source: str) -> dict[str, Any]:
     model, other = (task.build(module.Model, seed) for seed in (task.seed, task.seed + 1))
     if differing := sorted(path for path, _ in task.list_numbers(model) - task.list_numbers(other)):
         raise Unsupported(f"Model draws numbers that are no tensors: {', '.join(differing)}")
-    inputs, state = [*module.get_inputs()], task.list_state(model)
+    inputs = [one.cpu() if isinstance(one, torch.Tensor) else one for one in module.get_inputs()]
+    state = task.list_state(model)
     task.inputs, parameters, names = len(inputs), [*inspect.signature(model.forward).parameters], ["output"]
     for name in [*(parameters[min(at, len(parameters) - 1)] for at in range(len(inputs))), *state]:
         name = name.replace(".", "__")
         while name in names:
             name += "_"
         names.append(name)
-    values = [*map(task.cast, inputs), *map(task.cast, state.values())]
+    values = [*map(task.cast, [*inputs, *state.values()])]
     call, before = task.connect(model, task.wire(model)), [getattr(one, "_version", 0) for one in values]
     model.to = lambda **_: model  # `to` cannot swap the parameters of a fake module, which is on the CPU already
     with RandomOperators():  # type: ignore[no-untyped-call]

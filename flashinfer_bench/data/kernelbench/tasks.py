@@ -27,7 +27,6 @@ PRECISIONS: Final = {
     "bf16": ("bfloat16", 1e-2),
 }
 """KernelBench's precision → dtype of floating-point tensors, and the tolerance (both atol and rtol)."""
-LEVEL: Final = re.compile(r"level_?(\d+)")
 
 
 class KernelBench:
@@ -64,7 +63,8 @@ class KernelBench:
     ) -> Iterator[tuple[Raw, list[Raw]]]:
         """Yield the definition of a task, with its workload."""
         number, name = self.file.fullmatch(file.name).groups()  # type: ignore[union-attr] # the name was matched before
-        match, (dtype, bound) = LEVEL.fullmatch(file.absolute().parent.name), PRECISIONS[self.precision]
+        match = re.fullmatch(r"level_?(\d+)", file.absolute().parent.name)
+        dtype, bound = PRECISIONS[self.precision]
         level = f"{self.name}_l{match[1]}" if match else self.name
         # KernelBench's identity of a task
         digest = hashlib.md5(re.sub(r"#[^\n]*|\s", "", source).encode(), usedforsecurity=False).hexdigest()
