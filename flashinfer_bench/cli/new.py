@@ -75,7 +75,7 @@ def declare_new(parser: Parser) -> None:
         "random. Files\nare copied into the set. An axis of a stored input needs no size. Several sizes make several "
         f"workloads.\n{EXIT_CODES}",
         usage="%(prog)s DEFINITION --local SET [--axis NAME=SIZES] [--input NAME=SOURCE] [--weight W]",
-        example="new workload rmsnorm_h4096 --local flashinfer-trace --axis batch_size=64",
+        example="new workload rmsnorm_h4096 --local flashinfer-trace --axis batch_size=128",
         execute=execute_workload,
     )
     workload.add_argument("name", metavar="DEFINITION", help="its name in the set")
