@@ -27,7 +27,7 @@ WINDOW: Final = 32
 that round to few bits also return equal values, but those values do not fail."""
 
 
-OVERFLOW: Final = "; an overflow, such as exp of a large number without subtracting the maximum, is the usual cause"
+USUAL_CAUSES: Final = "; usual causes: elements never written (nan), an overflow such as exp of a large number"
 """Hint in a message, after a value that is not finite."""
 
 
@@ -105,7 +105,7 @@ class Element:
         """Return index, values and errors in words."""
         expected, got = (f"{one:.9g}" if isinstance(one, float) else str(one) for one in (self.expected, self.got))
         errors = f"(abs error {self.abs_error:.6g}, rel error {self.rel_error:.6g})"
-        cause = OVERFLOW if math.isfinite(self.expected) and not math.isfinite(self.got) else ""
+        cause = USUAL_CAUSES if math.isfinite(self.expected) and not math.isfinite(self.got) else ""
         return f"worst at {list(self.index)}: expected {expected}, got {got} {errors}{cause}"
 
 
@@ -156,7 +156,7 @@ class Comparison:
             return None
         seen = f" ({self.pattern})" if self.pattern is not None else ""
         worst = f"; {self.worst.describe()}" if self.worst is not None else ""
-        worst = worst.removesuffix(OVERFLOW) if seen.startswith(" (got ") else worst  # the pattern is the cause
+        worst = worst.removesuffix(USUAL_CAUSES) if seen.startswith(" (got ") else worst  # the pattern is the cause
         limits, required = self.tolerance, self.tolerance.required_matched_ratio
         within = f"atol={limits.atol:g}, rtol={limits.rtol:g}{', added' if limits.is_sum else ''}"
         within = "integers and booleans have no tolerance" if self.is_exact else within

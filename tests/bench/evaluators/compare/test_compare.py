@@ -86,6 +86,7 @@ def whole(dtype, *values):
     ("expected", "got", "tolerance", "parts"),
     [
         (vector(1.0, 2.0), vector(1.0, NAN), MOSTLY, "1 of 2 elements are nan or inf"),
+        (vector(1.0, 2.0), vector(1.0, NAN), USUAL, "usual causes: elements never written (nan), an overflow"),
         (vector(INF, 1.0), vector(-INF, INF), USUAL, "2 of 2 elements"),
         (vector(1.0, 1.0), vector(3e38, NAN), USUAL, "worst at [1]: expected 1, got nan"),  # 3e38 / 0.01 overflows
         (vector(1, 1), vector(NAN, NAN), USUAL, "all 2 elements are nan, as those of an output that was never written"),
