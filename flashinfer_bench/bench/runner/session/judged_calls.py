@@ -110,7 +110,7 @@ def judge_reads(
     if verdict is not None:
         job.notes["reads"] = compared
     if isinstance(verdict, Rejected):
-        return replace(verdict, message=f"in a call that was timed: {verdict.message}")
+        return replace(verdict, message=f"in a call that was timed, mostly on other inputs: {verdict.message}")
     record: Any = job.notes.get("measurement")
     is_bound = isinstance(record, dict) and record.get("bound", "none") != "none"
     if missed and is_bound and "why_unconfirmed" not in record:

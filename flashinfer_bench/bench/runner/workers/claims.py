@@ -62,8 +62,7 @@ def check_memory(returned: list[Returned], outputs: list[OutputSpec]) -> None:
         if value.is_input:
             raise SolutionFailure(
                 "INCORRECT_NUMERICAL",
-                f"output {output.name!r} lies in the memory of an input, which the reference's does not: its reader "
-                "would do the work (return a tensor of its own)",
+                f"output {output.name!r} lies in the memory of an input, unlike the reference's; return a new tensor",
             )
 
 
