@@ -77,4 +77,4 @@ def main(path, name, devices=None):
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:3])
+    sys.exit(main(*sys.argv[1:3]) if len(sys.argv) == 3 else __doc__)
