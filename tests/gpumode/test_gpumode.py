@@ -217,11 +217,11 @@ def test_all_processes_have_the_same_other_values() -> None:
     assert len(drawn) == 1
 
 
-def test_some_seeds_are_small_and_some_are_large() -> None:
+def test_a_few_seeds_are_small() -> None:
     problem = make_problem("return ''")
     problem.files["reference"] += "def generate_input(n, seed):\n    return torch.full((n,), float(seed))\n"
-    seeds = [float(problem.make_inputs({"n": 4})["data"][0]) for _ in range(100)]
-    assert 20 < sum(seed < 4096 for seed in seeds) < 80
+    seeds = [float(problem.make_inputs({"n": 4})["data"][0]) for _ in range(400)]
+    assert 15 < sum(seed < 4096 for seed in seeds) < 100  # a table of half of the results would decide the median
 
 
 def test_the_own_check_needs_no_expected_outputs() -> None:

@@ -104,11 +104,12 @@ class GpuModeProblem:
             return function(**case)
 
     def make_inputs(self, _sizes: dict[str, int]) -> dict[str, _Any]:
-        """Draw the inputs of a workload. Half of the seeds are small, since some problems add the seed to their data:
-        next to a large number, all differences are within the tolerance."""
+        """Draw the inputs of a workload. One in eight seeds is small, since some problems add the seed to their data:
+        next to a large number, all differences are within the tolerance. A submission can know the results of all small
+        seeds, so few calls get one."""
         chosen = {name: values[_sizes[name]] for name, values in self.form["choices"].items()}
         case = {name: (_sizes | chosen).get(name) for name in self.case}
-        parts, _ = self.flatten(self.generate(case, _random.randrange(1 << _random.choice([12, 31]))), "data")
+        parts, _ = self.flatten(self.generate(case, _random.randrange(1 << _random.choice([12, *[31] * 7]))), "data")
         return {name: self.order(name, parts[name]) for name in self.form["inputs"]}
 
     make_inputs.inputs_agree = True  # type: ignore[attr-defined]
