@@ -224,6 +224,25 @@ def test_a_few_seeds_are_small() -> None:
     assert 15 < sum(seed < 4096 for seed in seeds) < 100  # a table of half of the results would decide the median
 
 
+@pytest.mark.parametrize(
+    ("dtype", "kernel", "expected"),
+    [
+        ("int8", "torch.tensor([[-5, 127], [128, -130]])", "int8 [[-5, 127], [-64, 62]]"),
+        ("int64", "torch.tensor([[-5, 127], [128, 0]], dtype=torch.int16)", "int64 [[-5, 127], [128, 0]]"),
+        ("float32", "None", "None"),
+        ("float32", "3.0", "3.0"),
+    ],
+)
+def test_an_output_gets_the_dtype_of_the_definition_if_it_holds_the_values(
+    tmp_path: Path, dtype: str, kernel: str, expected: str
+) -> None:
+    problem, path = make_problem("return ''"), tmp_path / "mine.py"
+    problem.form |= {"outputs": {"output": dtype}, "orders": {"output": [1, 0]}}
+    path.write_text(f"import torch\ndef custom_kernel(data):\n    return {kernel}\n")
+    (made,) = problem.bind_solution(str(path))(torch.ones(4))
+    assert expected == (f"{made.dtype} {made.T.tolist()}"[6:] if isinstance(made, torch.Tensor) else str(made))
+
+
 def test_the_own_check_needs_no_expected_outputs() -> None:
     assert not OwnCheckEvaluator.needs_expected
 

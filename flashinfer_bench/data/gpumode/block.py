@@ -88,7 +88,7 @@ class GpuModeProblem:
     def order(self, name: str, value: _Any) -> _Any:
         """Return a tensor with its dimensions in the order of the memory."""
         order = self.form["orders"].get(name, ())
-        return value.permute(order) if order and value.ndim == len(order) else value
+        return value.permute(order) if order and getattr(value, "ndim", 0) == len(order) else value
 
     def order_back(self, name: str, value: _Any) -> _Any:
         """Return an input or output with its dimensions in the problem's order."""
@@ -170,8 +170,10 @@ class GpuModeProblem:
 
     def fit(self, name: str, value: _Any) -> _Any:
         """Return an output in the definition's form. A number of the same kind gets its dtype, since GPU MODE compares
-        values only."""
+        values only. A number beyond 8 or 16 bits must not become right by the conversion."""
         dtype = getattr(_torch, self.form["outputs"][name])
         if isinstance(value, _torch.Tensor) and _torch.can_cast(value.dtype, dtype):
-            value = value.to(dtype)
+            made = value.to(dtype)
+            is_narrower = dtype in (_torch.uint8, _torch.int8, _torch.int16) and made.itemsize < value.itemsize
+            value = made.where(made.to(value.dtype) == value, made ^ 64) if is_narrower else made
         return self.order(name, value)
