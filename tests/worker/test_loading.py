@@ -166,6 +166,11 @@ PROGRAMS = {
     "few arguments": ("def run(x):\n    return x", None),
     "many arguments": ("def run(x, y):\n    y.fill_(x)", None),
     "dps": ("def fill(x, y):\n    y.fill_(x)\nrun = lambda *args: fill(*args)", None),
+    "in place": ("def run(x):\n    assert x == 2\n    return x.add_(1)", None),
+    "in place, any arguments": (
+        "def add(x):\n    assert x == 2\n    return x.add_(1)\nrun = lambda *args: add(*args)",
+        None,
+    ),
     "wrong": ("def fail(*args):\n    raise ValueError(len(args))\nrun = lambda *args: fail(*args)", "ValueError: 2"),
 }
 
@@ -177,7 +182,7 @@ def test_a_program_of_its_own_shows_its_style_by_a_call(tmp_path, monkeypatch, s
     outcome, order = tmp_path / "outcome.json", tmp_path / "order.json"
     place = {"directory": str(tmp_path), "entry": "main.py", "symbol": "run", "kind": "python", "device": "cpu"}
     values = tmp_path / "values.pt"
-    torch.save({"arguments": {"x": 2}, "outputs": [torch.empty(2, device="meta")]}, values)
+    torch.save({"arguments": {"x": torch.tensor(2)}, "outputs": [torch.empty(2, device="meta")]}, values)
     style = {"style": None, "warm_up_calls": 1, "outcome": str(outcome), "values": str(values)}
     order.write_text(json.dumps(place | style))
     assert one_call.main([str(order)]) == (1 if error else 0)
