@@ -74,11 +74,14 @@ class KernelBenchTask:
         before = _torch.get_deterministic_debug_mode()
         _torch.set_deterministic_debug_mode("warn")  # `torch.empty` then fills its result
         try:
-            with _torch.random.fork_rng(devices=[]):
+            with _torch.random.fork_rng(devices=[]), _torch.no_grad():
                 _torch.default_generator.manual_seed(seed)
                 arguments = self.namespace.get("get_init_inputs", list)()
                 _torch.default_generator.manual_seed(seed)
-                return model(*arguments).requires_grad_(False)
+                made = model(*arguments).requires_grad_(False)
+            for tensor in self.list_tensors(made).values():  # also parameters in a plain list
+                tensor.requires_grad_(False)
+            return made
         finally:
             _torch.set_deterministic_debug_mode(before)
 
@@ -91,7 +94,7 @@ class KernelBenchTask:
             is_norm = isinstance(module, _torch.nn.modules.batchnorm._NormBase)
             skipped = "_buffers" if is_norm and module.training and module.track_running_stats else None
             for name, holder in [*attributes.items(), ("", attributes)]:
-                if (isinstance(holder, list) or hasattr(holder, "items")) and name != skipped:
+                if (isinstance(holder, list) or hasattr(type(holder), "items")) and name != skipped:
                     start = prefix if name in ("", "_parameters", "_buffers") else f"{prefix}{name}."
                     for key, value in enumerate(holder) if isinstance(holder, list) else holder.items():
                         if isinstance(value, _torch.Tensor):

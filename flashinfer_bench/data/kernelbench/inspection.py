@@ -40,8 +40,9 @@ def inspect_problem(block: str, source: str) -> dict[str, Any]:
     model, other = (task.build(module.Model, seed) for seed in (task.seed, task.seed + 1))
     if differing := sorted(path for path, _ in task.list_numbers(model) - task.list_numbers(other)):
         raise Unsupported(f"Model draws numbers that are no tensors: {', '.join(differing)}")
-    inputs = [one.cpu() if isinstance(one, torch.Tensor) else one for one in module.get_inputs()]
     state = task.list_state(model)
+    home = next((one.device for one in state.values()), None)  # if the task names a GPU only in get_inputs, the CPU
+    inputs = [one.to(device=home) if isinstance(one, torch.Tensor) else one for one in module.get_inputs()]
     task.inputs, parameters, names = len(inputs), [*inspect.signature(model.forward).parameters], ["output"]
     for name in [*(parameters[min(at, len(parameters) - 1)] for at in range(len(inputs))), *state]:
         name = name.replace(".", "__")
