@@ -40,6 +40,8 @@ def take_drafts(args: Namespace, trace_set: TraceSet) -> list[Draft]:
     for text in dict.fromkeys(paths):
         draft = drafts[text] = read_draft(Path(text), trace_set.definitions, read_hints(args))
         mine = draft.solution
+        if any(one.solution.name == mine.name and one.solution != mine for one in drafts.values()):
+            raise UsageError(f"{text}: another of the named sources is {mine.name!r}, too; rename the file")
         _refuse_name_of_another(draft, trace_set.get_solution(mine.name))
         describe_draft(draft, trace_set.definitions, is_quiet=getattr(args, "quiet", False))
         others = [item for item in trace_set.solutions.get(mine.definition, []) if item.name != mine.name]
@@ -97,8 +99,11 @@ def _refuse_name_of_another(draft: Draft, there: Solution | None) -> None:
     if there is None or there == mine:
         return
     is_another = (there.author, there.definition) != (mine.author, mine.definition)
-    shares_file = {source.path for source in mine.sources} & {source.path for source in there.sources}
-    if is_another or not (draft.is_packed or (is_kept_draft(there) and shares_file)):
+    files = {source.path for source in there.sources}
+    # the files of a folder may be renamed
+    is_same = draft.path.is_dir() and all(Path(file).stem != mine.name for file in files)
+    is_same = is_same or not files.isdisjoint(source.path for source in mine.sources)
+    if is_another or not (draft.is_packed or (is_kept_draft(there) and is_same)):
         raise DataSetError(
             f"{draft.path}: the set has another solution {mine.name!r} (author {there.author}, of {there.definition}, "
             f"in {', '.join(source.path for source in there.sources)}); rename the file, or `forget` that solution"

@@ -72,7 +72,7 @@ def test_a_name_that_looks_like_a_path_is_the_sets_where_no_file_has_it(run, roo
         ("--solution notes.txt", 2, "notes.txt: no source file"),
         ("--solution other.py", 2, "the set has another solution 'other' (author alice, of double, in main.py)"),
         ("--solution other.py --author alice", 2, "rename the file, or `forget` that solution"),
-        ("--solution fast.py fast.cpp", 2, "fast.cpp: the set has another solution 'fast' (author me"),
+        ("--solution fast.py fast.cpp", 2, "fast.cpp: another of the named sources is 'fast', too"),
         (
             "--solution wide.py --definition double",
             0,
@@ -87,6 +87,16 @@ def test_what_is_wrong_with_a_draft_or_its_flags_is_told(run, tmp_path, line, co
         (tmp_path / name).touch()
     found, _, said = run(line)
     assert (found, reason in said) == (code, True), said
+
+
+def test_a_source_replaces_only_its_own_draft_and_the_files_of_a_folder_may_be_renamed(run, tmp_path):
+    (tmp_path / "fast.cpp").touch()
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder/a.py").write_text(DOUBLE)
+    assert [run(f"--solution {name}")[0] for name in ("fast.py", "folder", "folder fast.py")] == [0, 0, 0]
+    assert "the set has another solution 'fast' (author me, of double, in fast.py)" in run("--solution fast.cpp")[2]
+    (tmp_path / "folder/a.py").rename(tmp_path / "folder/b.py")
+    assert run("--solution folder")[0] == 0
 
 
 def test_watching_judges_again_when_the_file_is_saved(run, tmp_path, monkeypatch):
