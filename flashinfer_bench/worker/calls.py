@@ -262,11 +262,15 @@ def lay_out_calls(loaded: LoadedEntry, block: torch.Tensor, request: Mapping[str
     return laid
 
 
-def share_memory(calls: Sequence[LaidCall]) -> bool:
-    """Return whether the latest results of several calls use the same memory, such as one reused buffer."""
+def share_memory(calls: Sequence[LaidCall], block: torch.Tensor | None = None) -> bool:
+    """Return whether the latest results of several calls use the same memory, such as one reused buffer, or whether a
+    result lies in a block of memory."""
     owners: dict[int, int] = {}
+    held = range(0) if block is None else range(data_of(block), data_of(block) + block.nbytes)
     for number, call in enumerate(calls):
         for value in call.values() if call.returns else ():
-            if type(value) in TENSORS and value.numel() and owners.setdefault(address_of(value), number) != number:
-                return True
+            if type(value) in TENSORS and value.numel():
+                at = address_of(value)
+                if at in held or owners.setdefault(at, number) != number:
+                    return True
     return False

@@ -128,8 +128,8 @@ class Worker:
         self._latest_tick = 0
         """Clock tick (ms) at which the last untimed call ended."""
         self._returns_same = self._is_checked = False
-        """Whether all checked calls of the solution returned the same memory, and whether the current calls were
-        checked."""
+        """Whether results have to be copied before the next call or new inputs: checked calls of the solution returned
+        the same memory, or memory of the arena. And whether the current calls were checked."""
         self._output_cache = OutputCache(0)
         self._graphs: dict[tuple[Any, ...], GraphLaunch] = {}
         """Kind of graph, part of the calls, buffers → the graph."""
@@ -194,7 +194,7 @@ class Worker:
             )
 
     def _forget_calls(self) -> None:
-        self._returns_same = self._returns_same or share_memory(self._laid)
+        self._returns_same = self._returns_same or self._share_memory()
         self._laid, self._output_cache, self._is_checked = [], OutputCache(0), False
         has_graphs = self._gated_chains.forget() or bool(self._graphs)
         self._graphs.clear()
@@ -278,12 +278,12 @@ class Worker:
                     launch.put_away()
 
         try:
-            self._make("burst", request, make_all)
+            self._make("burst", request, make_all, copied=copied)
         except CaptureRefused as refused:
             return {"refused": str(refused)[:MOST_WORDS]}
         self._synchronize()
         if request["part"] in ("run", "both") and not self._is_checked:  # once: it takes longer than a call
-            self._returns_same, self._is_checked = self._returns_same or share_memory(self._laid), True
+            self._returns_same, self._is_checked = self._returns_same or self._share_memory(), True
         return {"copied": copied, "strided": copied and self._has_strided(request)}
 
     def collect(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -321,8 +321,16 @@ class Worker:
             self._graphs[key] = GraphLaunch([launch], self.clock.replays(lambda _index: launch)(0))
         return self._graphs[key]
 
-    def _make(self, method: str, request: dict[str, Any], launch_all: Callable[[Sequence[CallLaunch]], None]) -> None:
+    def _make(
+        self,
+        method: str,
+        request: dict[str, Any],
+        launch_all: Callable[[Sequence[CallLaunch]], None],
+        *,
+        copied: bool = False,
+    ) -> None:
         """Launch the calls of a request. With `together` they are one graph, captured once and replayed without Python.
+        A burst that copies its results has a graph of its own.
 
         A burst drops the graphs of the previous burst and of that burst's results, since these graphs hold memory.
         Graphs of empty calls stay.
@@ -333,13 +341,16 @@ class Worker:
         if not request["together"]:
             launch_all(self._launches(request))
             return
-        key = method, request["part"], request["first"]
+        key = method, request["part"], request["first"], copied
         if key not in self._graphs:
             if method == "burst":
                 self._graphs = {key: graph for key, graph in self._graphs.items() if key[1] == "nothing"}
             launches = self._launches(request)
             self._graphs[key] = GraphLaunch(launches, capture(partial(launch_all, launches)))
         self._graphs[key]()
+
+    def _share_memory(self) -> bool:
+        return share_memory(self._laid, None if self.arena is None else self.arena.block)
 
     def _has_strided(self, request: dict[str, Any]) -> bool:
         """Return whether copying a result changed its layout in memory."""

@@ -9,6 +9,7 @@ import torch
 from flashinfer_bench.base.wire import FrameReader
 from flashinfer_bench.timing.clocks import make_clock
 from flashinfer_bench.worker import main
+from flashinfer_bench.worker.arena import MappedArena, Slot
 from flashinfer_bench.worker.calls import CallLaunch, LaidCall, OutputCache, share_memory
 from flashinfer_bench.worker.load import LoadedEntry
 
@@ -97,7 +98,36 @@ SHARED = {
 
 @pytest.mark.parametrize(("results", "shared"), SHARED.values(), ids=SHARED)
 def test_results_that_share_memory_are_found(results, shared):
-    assert share_memory([make_call(result, {"y": torch.zeros(8)}) for result in results]) is shared
+    calls = [make_call(result, {"y": torch.zeros(8)}) for result in results]
+    assert [share_memory(calls), share_memory(calls, MEMORY)] == [shared, True]
+    assert not share_memory([make_call(torch.zeros(8), {"y": torch.zeros(8)})], MEMORY)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [lambda x: MEMORY[:2].copy_(x * 2), lambda x: x.mul_(2), lambda x: torch.from_dlpack(x.mul_(2))],
+    ids=["one memory", "in place", "in place, as a tensor of its own"],
+)
+def test_results_that_do_not_stay_are_copied_within_each_batch_after_the_first(monkeypatch, function):
+    def capture(launch):
+        launch()
+        return launch
+
+    monkeypatch.setattr(main, "capture", capture)
+    monkeypatch.setattr(main, "see_operations", lambda least: None)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        worker = main.Worker(theirs, CPU, make_clock(CPU))
+        worker.arena = MappedArena(torch.zeros(256, dtype=torch.uint8), lambda: None)
+        worker.loaded, held = LoadedEntry(function), worker.arena.block.view(torch.float32).view(2, 2, 16)[..., :2]
+        x, y = (Slot(at, (2,), torch.float32).to_json() for at in (0, 64))
+        fields = {"arguments": {"x": x}, "slots": [y], "outputs": ["y"], "count": 2, "stride": 128}
+        worker.lay_out({"style": "value", "may_return_inputs": True, **fields})
+        request = {"first": 2, "indices": range(2), "part": "run", "together": True, "operations": 0}
+        for is_copied in (False, True, True):
+            held[:, 0], held[:, 1] = torch.tensor([[1.0, 1], [2, 2]]), -1.0
+            assert worker.burst(request)["copied"] is is_copied
+        assert (held[:, 1] >= torch.tensor([[2.0, 2], [4, 4]])).all()
 
 
 def test_a_worker_makes_its_captures_before_it_can_be_given_code(monkeypatch):
