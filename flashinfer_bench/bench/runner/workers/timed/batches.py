@@ -216,9 +216,9 @@ class BatchTimer:
         """Why the calls cannot be made as one graph; None if they can."""
         self._together = not trial.has_setup and not claimed.waits_inside
         self._operations = 0 if claimed.waits_inside else claimed.operations
-        self._spoils = trial.returns and not trial.may_return_inputs
+        self._spoils = trial.returns and not (trial.may_return_inputs and len(self._buffers) == 1)
         """Whether results are fetched after the inputs are overwritten. This does not apply to results that are copied
-        at once."""
+        at once, such as results in the inputs' memory, which the first of several batches shows."""
         self._outputs = self._buffers.outputs(0)
         self._written = sum(output.nbytes for output in self._outputs)
         """Bytes of the outputs of one call."""

@@ -31,8 +31,9 @@ COPIED = {"burst": {"copied": True}}
 def open_timer(arena, monkeypatch):
     """Return a timer whose clock is the scripted worker's, and the worker; keywords are the worker's."""
 
-    def opened(*, waits=False, chain=None, has_setup=False, byte_ns=0.0, **worker):
+    def opened(*, waits=False, chain=None, has_setup=False, byte_ns=0.0, may_return_inputs=False, **worker):
         trial = make_trial(arena, device_type="cuda", most=CALLS, has_setup=has_setup)
+        trial.may_return_inputs = may_return_inputs
         scripted = ScriptedWorker(trial, **{"call_ns": CALL_NS, "request_ns": 50_000, "touch_ns": 30_000, **worker})
         monkeypatch.setattr(batches, "touch", scripted.touch)
         monkeypatch.setattr(batches, "byte_ns", lambda device: byte_ns)
@@ -71,8 +72,9 @@ def test_a_latency_is_bound_by_a_share_of_what_a_call_costs_in_a_batch(open_time
     assert all(torch.equal(read.outputs[0], read.inputs[0] * 2) for read in reads)
 
 
-def test_a_worker_that_computes_when_results_are_fetched_finds_no_inputs(open_timer):
-    timer, worker = open_timer(is_lazy=True)
+@pytest.mark.parametrize("may_return_inputs", [False, True])
+def test_a_worker_that_computes_when_results_are_fetched_finds_no_inputs(open_timer, may_return_inputs):
+    timer, worker = open_timer(is_lazy=True, may_return_inputs=may_return_inputs)
     timer.confirm(CALL_NS)
     assert not any(torch.equal(read.outputs[0], read.inputs[0] * 2) for read in worker.trial.reads())
 
