@@ -24,7 +24,7 @@ from flashinfer_bench.errors import UsageError
 PROGRAM: Final = "flashinfer-bench"
 EXIT_CODES: Final = "Exit codes: 0 all well, 1 something failed, 2 usage error."
 SET_HELP: Final = "a trace set's folder; may be repeated (default: $FIB_DATASET_PATH)"
-LOCAL_HELP: Final = "a trace set's folder, also without the flag if first; may be repeated (default: $FIB_DATASET_PATH)"
+LOCAL_HELP: Final = SET_HELP.replace(";", ", also without the flag before all flags;")
 SOURCE_FLAGS: Final = {
     "--entry NAME": "its entry function, or FILE::FUNCTION (default: run, else the function with the file's name)",
     "--language L": "its language (default: found by its ending and imports)",
