@@ -128,13 +128,17 @@ class KernelBenchTask:
             if device != home or home is None:
                 model.to(device=device, dtype=self.dtype)
                 locations, home = self.list_locations(model), device
-                targets[:] = [(*locations[path], index) for path, index in wires.items()]
-            for holder, key, tensor, index in targets:
-                value = values[index] if values[index].shape == tensor.shape else values[index].view(tensor.shape)
+                targets.clear()
+                for path, index in wires.items():  # what each call needs, since all its time counts
+                    holder, key, tensor = locations[path]
+                    shape = None if values[index].shape == tensor.shape else tensor.shape
+                    targets.append((holder, key, tensor, index, shape, isinstance(tensor, _torch.nn.Parameter)))
+            for holder, key, tensor, index, shape, is_parameter in targets:
+                value = values[index] if shape is None else values[index].view(shape)
                 if index in written or not tensor.is_contiguous():
                     # in the module's layout, such as channels_last
                     value = _torch.empty_like(tensor, dtype=value.dtype, device=value.device).copy_(value)
-                if isinstance(tensor, _torch.nn.Parameter):
+                if is_parameter:
                     tensor.data = value  # a tuple or a closure may hold the parameter, too
                 else:
                     holder[key] = value
