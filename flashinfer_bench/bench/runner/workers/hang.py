@@ -23,7 +23,10 @@ from flashinfer_bench.worker.errors import describe_frame
 from flashinfer_bench.worker.protocol import STACK_FILE
 
 CHECK_S: Final = 0.5
-"""Seconds between two checks of a first call."""
+"""Least number of seconds between two checks of a first call. Long limits have fewer checks: CPython 3.11 may crash, in
+rare cases, while it writes its stack."""
+CHECKS: Final = 10
+"""Number of checks of a call before it counts as hung."""
 MOST_FILES: Final = 20_000
 """Largest number of compilers' files that are checked."""
 MOST_FRAMES: Final = 12
@@ -68,7 +71,7 @@ class CallWatch:
     def is_stuck(self) -> bool:
         """Return whether the running call has only run its own code for `quiet_s` seconds."""
         now = time.monotonic()
-        if now < self._checked_s + CHECK_S:
+        if now < self._checked_s + max(CHECK_S, self.quiet_s / CHECKS):
             return False
         state = self._read_state()
         is_compiling = self._state is not None and state != self._state
