@@ -39,9 +39,9 @@ FREE_SHARE: Final = 8
 FEW_BYTES: Final = 32 << 20
 """Limits of the results that are kept alive: maximum number, maximum bytes, and a divisor of the free memory. Up to
 FEW_BYTES the free memory is not queried, because the query can wait for the driver."""
-NOWHERE: Final = 1
-"""An unused address. If results may use the inputs' memory, they are compared with this address instead. So references
-and solutions both spend the half microsecond of the comparison."""
+NOWHERE: Final = range(1, 2)
+"""Unused addresses. If results may use the inputs' memory, they are compared with these addresses instead. So
+references and solutions both spend the half microsecond of the comparison."""
 
 
 class LaidCall:
@@ -52,7 +52,7 @@ class LaidCall:
         arguments: views of the inputs in the arena, and scalars.
         outputs: name → view of the output slot.
         style: "dps", "value", or "keyword" (returns values, and takes its inputs by name).
-        inputs_at: the address of the inputs' memory, if outputs may not use it; else 0.
+        inputs_at: the addresses of the inputs' memory, if outputs may not use it; else empty.
         named: how the entry function takes its inputs by name; None if it is still unknown.
     """
 
@@ -62,7 +62,7 @@ class LaidCall:
         arguments: Mapping[str, Any],
         outputs: Mapping[str, torch.Tensor],
         style: str,
-        inputs_at: int = 0,
+        inputs_at: range = range(0),
         named: NamedCall | None = None,
     ) -> None:
         self.outputs = list(outputs.values())
@@ -110,7 +110,7 @@ class LaidCall:
         return (
             type(value) in TENSORS
             and (value.shape, value.dtype) == (slot.shape, slot.dtype)
-            and not (self.inputs_at and address_of(value) == self.inputs_at)
+            and not (self.inputs_at and address_of(value) in self.inputs_at)
         )
 
     def is_plain(self, value: Any, slot: torch.Tensor) -> bool:
@@ -135,6 +135,11 @@ def address_of(value: torch.Tensor) -> int:
         return storage_of(value).data_ptr()
     except RuntimeError:
         return 0
+
+
+def addresses_of(block: torch.Tensor) -> range:
+    """Return the addresses of a block of memory. A tensor in it may begin anywhere, as an alias by DLPack does."""
+    return range(data_of(block), data_of(block) + block.nbytes)
 
 
 class OutputCache:
@@ -253,7 +258,7 @@ def lay_out_calls(loaded: LoadedEntry, block: torch.Tensor, request: Mapping[str
 
     arguments = {name: views(argument) for name, argument in request["arguments"].items()}
     outputs = dict(zip(request["outputs"], map(views, request["slots"]), strict=True))
-    inputs_at = NOWHERE if request["may_return_inputs"] else address_of(block)
+    inputs_at = NOWHERE if request["may_return_inputs"] else addresses_of(block)
     named = find_call(loaded.function, arguments) if style == "keyword" else None
     laid = []
     for at in range(count):
@@ -266,7 +271,7 @@ def share_memory(calls: Sequence[LaidCall], block: torch.Tensor | None = None) -
     """Return whether the latest results of several calls use the same memory, such as one reused buffer, or whether a
     result lies in a block of memory."""
     owners: dict[int, int] = {}
-    held = range(0) if block is None else range(data_of(block), data_of(block) + block.nbytes)
+    held = range(0) if block is None else addresses_of(block)
     for number, call in enumerate(calls):
         for value in call.values() if call.returns else ():
             if type(value) in TENSORS and value.numel():

@@ -378,7 +378,7 @@ def flush_output() -> None:
             stream.flush()
 
 
-def describe_value(value: Any, inputs_at: int = 0) -> dict[str, Any]:
+def describe_value(value: Any, inputs_at: range = range(0)) -> dict[str, Any]:
     """Describe a returned value without its content, and whether it uses forbidden memory."""
     kind = type(value)
     if kind in TENSORS:
@@ -388,7 +388,7 @@ def describe_value(value: Any, inputs_at: int = 0) -> dict[str, Any]:
             "shape": list(value.shape),
             "dtype": str(value.dtype).removeprefix("torch."),
             "device": value.device.type,
-            "is_input": inputs_at != 0 and address_of(value) == inputs_at,
+            "is_input": address_of(value) in inputs_at,
         }
     if kind in (int, float, bool):
         return {"kind": "scalar", "type": kind.__name__}

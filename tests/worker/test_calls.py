@@ -10,7 +10,7 @@ from flashinfer_bench.base.wire import FrameReader
 from flashinfer_bench.timing.clocks import make_clock
 from flashinfer_bench.worker import main
 from flashinfer_bench.worker.arena import MappedArena, Slot
-from flashinfer_bench.worker.calls import CallLaunch, LaidCall, OutputCache, share_memory
+from flashinfer_bench.worker.calls import CallLaunch, LaidCall, OutputCache, addresses_of, share_memory
 from flashinfer_bench.worker.load import LoadedEntry
 
 pytestmark = pytest.mark.cpu
@@ -54,12 +54,18 @@ def make_call(given, outputs, *rest):
 
 
 def test_results_are_brought_into_their_slots_and_those_that_do_not_fit_are_left_out():
-    x = torch.ones(4)
-    given = (torch.nn.Parameter(x * 2), (x * 3).requires_grad_(), torch.ones(5), 7, x * 5, x)
+    memory = torch.ones(8)
+    x = memory[4:]
+    given = (torch.nn.Parameter(x * 2), (x * 3).requires_grad_(), torch.ones(5), 7, x * 5, x, torch.from_dlpack(x))
     outputs = {f"y{at}": torch.zeros(() if at == 3 else 4) for at in range(len(given))}
-    make_call(given, outputs, x.untyped_storage().data_ptr())
-    assert [float(output.max()) for output in outputs.values()] == [2, 3, 0, 7, 5, 0]
+    make_call(given, outputs, addresses_of(memory))
+    assert [float(output.max()) for output in outputs.values()] == [2, 3, 0, 7, 5, 0, 0]
     assert not any(output.requires_grad for output in outputs.values())
+    assert [main.describe_value(one, addresses_of(memory)).get("is_input", False) for one in given[-3:]] == [
+        False,
+        True,
+        True,
+    ]
 
 
 NUMBERS = torch.arange(32, dtype=torch.float32)
