@@ -67,8 +67,9 @@ class Model(torch.nn.Module):
     ("attributes", "wired"),
     [
         ("scratch = torch.zeros(4); bias = torch.zeros(4)", {"bias": 2}),
-        ("b = torch.zeros(4); scratch = torch.zeros(2, 2)", {"b": 2}),
+        ("scratch = torch.zeros(2, 2); b = torch.nn.Parameter(torch.zeros(4))", {"b": 2}),
         ("w = weight; bias = torch.zeros(4)", {"weight": 1, "w": 1, "bias": 2}),
+        ("scratch = torch.zeros(4)", {}),
         ("flat = weight.view(1, 4)", {"weight": 1, "flat": 1}),
         ("own = torch.zeros(2, 2).t()", {}),
         ("w = weight; turned = torch.randn(2, 3).t()", {"weight": 1, "w": 1, "turned": 3}),

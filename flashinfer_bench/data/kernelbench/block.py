@@ -172,12 +172,15 @@ class KernelBenchTask:
         given = self.list_state(self.build(self.namespace["Model"], self.seed))
         tensors, others = self.list_tensors(model), self.list_tensors(other)
         equal = {path: [name for name in given if self.is_same(one, given[name])] for path, one in tensors.items()}
-        wires, wrong, pairs = dict[str, int](), list[str](), dict[int, str]()
+        wires, wrong, pairs, parameter = dict[str, int](), list[str](), dict[int, str](), _torch.nn.Parameter
         for path in sorted(tensors, key=lambda path: path not in equal[path]):  # equal names choose first
             tensor = tensors[path]
             is_constant, paired = self.is_same(tensor, others.get(path)), pairs.get(id(tensor))
-            free = [paired] if paired else [name for name in equal[path] if name not in pairs.values()]
-            fitting = free or ([] if is_constant else equal[path])  # a constant without a partner is the solution's own
+            names = equal[path]
+            if is_constant and not isinstance(tensor, parameter):  # may be scratch memory, or statistics of a norm
+                names = [name for name in names if name == path or not isinstance(given[name], parameter)]
+            free = [paired] if paired else [name for name in names if name not in pairs.values()]
+            fitting = free or ([] if is_constant else names)  # a constant without a partner is the solution's own
             if fitting:
                 pairs[id(tensor)] = chosen = path if path in fitting else fitting[0]
                 wires[path] = self.inputs + list(given).index(chosen)
