@@ -124,8 +124,8 @@ def choose_solutions(args: Namespace) -> list[tuple[Solution, Definition | None]
         UsageError: files or names do not exist, or are wrong.
     """
     are_packed = args.files and all(file.endswith(".json") for file in args.files)
-    selects = args.definitions or args.op_types or args.solutions or args.authors
-    if are_packed and not (selects or is_set_named(args)):
+    needs_set = args.definitions or args.op_types or args.solutions or args.authors or args.entry or args.language
+    if are_packed and not (needs_set or is_set_named(args)):
         return [(load_json_file(Solution, Path(file)), None) for file in args.files]
     trace_set = open_trace_set(args)
     if args.files:

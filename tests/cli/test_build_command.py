@@ -93,6 +93,8 @@ def test_a_library_is_built_and_its_artifact_named(here, call):
         ("--local set --arch sm_9x", "is no GPU architecture"),
         (f"{GOOD} --authors alice", "no trace set: give --local PATH"),
         ("draft.py", "no trace set: give --local PATH"),
+        (f"{GOOD} --entry run", "no trace set: give --local PATH"),
+        (f"{GOOD} --entry run --local set", "sets this itself, so --entry is refused"),
         (GOOD, "FIB_CACHE_PATH"),
     ],
 )
