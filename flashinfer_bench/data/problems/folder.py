@@ -7,6 +7,7 @@ draws the values. A file that cannot be read or converted becomes one issue of t
 from __future__ import annotations
 
 import json
+import os
 import re
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
@@ -90,8 +91,10 @@ def read_folder(root: Path, engine: Engine) -> TraceSet:
         "limit_s": LIMIT_S,
         "problems": [*problems.values()],
     }
+    hidden = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}  # forks cannot use a GPU; fake tensors need none
+    limit_s = LIMIT_S * (len(problems) + 1)
     try:
-        answers = run_isolated(f"{__package__}.inspection", request, limit_s=LIMIT_S * (len(problems) + 1))
+        answers = run_isolated(f"{__package__}.inspection", request, limit_s=limit_s, environment=hidden)
     except IsolatedFailure as error:
         raise Fault(f"the process that runs the problems ended with exit code {error.code}:\n{error.log}") from error
     for (file, problem), facts in zip(problems.items(), answers, strict=True):
