@@ -50,6 +50,10 @@ REFUSED = {
     "12_cuda": (f"Model = lambda: torch.nn.Linear(4, 4)\n{ON_GPU}", None),
     "13_cuda_weights": (f"Model = lambda: torch.nn.RMSNorm(4, device='cuda')\n{ON_GPU}", None),
     "14_cuda_forward": (MODEL.format("x @ torch.ones(4, device='cuda')") + ON_GPU, None),
+    "16_cuda_method": (
+        f"{MODEL.format('x.cuda()')}def get_inputs():\n    return [torch.rand(4).cuda(0, non_blocking=True)]",
+        None,
+    ),
     "15_no_device": (f"import os\nassert not os.environ['CUDA_VISIBLE_DEVICES']\n{MODEL.format('x')}", None),
 }
 
@@ -148,7 +152,7 @@ def test_a_task_that_cannot_be_carried_over_is_named_with_the_reason(tmp_path: P
         (tmp_path / "level1" / f"{name}.py").write_text(HEAD + text)
     found = read_folder(tmp_path, KernelBench())
     reasons = {issue.file.stem: issue.reason for issue in found.issues}
-    assert len(found.definitions) == 7
+    assert len(found.definitions) == 8
     for name, (_, reason) in REFUSED.items():
         assert (reason is None) == (name not in reasons)
         assert reason is None or reason in reasons[name]
