@@ -30,7 +30,7 @@ def scan(*given):
 
 
 def unit_rows(rows):
-    """Divide each row by its length, as the kernels do: a row of zeros stays zero."""
+    """Divide each row by its length. Like the kernels, add 1e-6 to the square of the length."""
     rows = rows.float()
     return rows * torch.rsqrt(rows.square().sum(dim=-1, keepdim=True) + 1e-6)
 
